@@ -13,7 +13,7 @@
 
 #if SIZE_MAX > 0xffffffff  // the engine refuses to start on 32-bit machines
 
-// tensors.py
+// ggml.py
 SIZE(ggml_tensor, 336);
 FIELD(ggml_tensor, type, 0, 4);
 FIELD(ggml_tensor, buffer, 8, 8);
@@ -38,7 +38,7 @@ FIELD(ggml_type_traits, type_size, 24, 8);
 FIELD(ggml_type_traits, is_quantized, 32, 1);
 FIELD(ggml_type_traits, to_float, 40, 8);
 
-// operations.py
+// ggml.py, for timing
 SIZE(ggml_init_params, 24);
 FIELD(ggml_init_params, mem_size, 0, 8);
 FIELD(ggml_init_params, mem_buffer, 8, 8);

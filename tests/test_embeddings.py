@@ -14,7 +14,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import command_for, makes_embeddings, pooling_of, refuse_answers
 from llmrun.model.embeddings import Embedding, EmbedOptions, Ranking, joined
 from llmrun.models.registry import EmbeddingAdvice, load_catalogue, resolve
-from llmrun.protocol.jobs.embed import TextsEmbedded
+from llmrun.protocol.jobs.text import TextsEmbedded
 
 ADVICE = EmbeddingAdvice("query: ", "passage: ", least_dimensions=2)
 

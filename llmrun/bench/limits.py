@@ -16,7 +16,7 @@ from llmrun.bench.results import Limit
 from llmrun.gguf.header import Header
 from llmrun.planning.predict import Work, work_of
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
+from llmrun.protocol.jobs.machine import MeasuredLimits, MeasureLimits
 from llmrun.protocol.settings import EngineSettings
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 30  # of a working set; more is in no cache either way

@@ -25,7 +25,7 @@ from llmrun.planning.tuned import waiting_environment
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
-from llmrun.protocol.jobs.limits import LIMITS, MeasuredLimits, MeasureLimits
+from llmrun.protocol.jobs.machine import LIMITS, MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.runner.client import EngineClient

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmrun.planning.estimate import QuantCandidate
     from llmrun.planning.hardware import Hardware
     from llmrun.protocol.devices import Gpu
-    from llmrun.protocol.jobs.kernels import MachineSpeed
+    from llmrun.protocol.jobs.machine import MachineSpeed
 
 ModelOrNoneArgument = Annotated[
     str,

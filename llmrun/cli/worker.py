@@ -20,7 +20,7 @@ from llmrun.server.sockets import bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.protocol.jobs.worker import ServedDevices
+    from llmrun.protocol.jobs.machine import ServedDevices
 
 _START_SECONDS = 10.0
 _LOOK_SECONDS = 0.02
@@ -47,7 +47,7 @@ def worker(
     Used by `llmrun run MODEL --rpc HOST:PORT` there; serves one program at a time, until Ctrl-C.
     """
     from llmrun.planning.hardware import probe
-    from llmrun.protocol.jobs.worker import WORKER, ServeDevices
+    from llmrun.protocol.jobs.machine import WORKER, ServeDevices
     from llmrun.runner.client import EngineClient
     from llmrun.runner.launch import launch
 

@@ -20,7 +20,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check, check_vocabulary
 from llmrun.models.store.new_file import arriving, remove_leftovers
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.trial import TRIAL, TryFile
+from llmrun.protocol.jobs.quantize import TRIAL, TryFile
 from llmrun.runner.client import EngineClient
 
 _MAX_LINES = 50

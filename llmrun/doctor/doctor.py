@@ -24,7 +24,7 @@ from llmrun.errors import LlmrunError, ResourceError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.hardware import Details, Hardware, probe, probe_details
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.build import BUILD, Build
+from llmrun.protocol.jobs.machine import BUILD, Build
 from llmrun.protocol.llama_folder import INSTALLED, is_bundled, library_folder, llama_version
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.client import EngineClient

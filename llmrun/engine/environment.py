@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 
-from llmrun.engine.llama.submodules import import_submodule
+from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import LlmrunError
 
 _SWITCH_SECONDS = 0.0001

@@ -27,7 +27,7 @@ from llmrun.engine.llama.base import Aborted, DecodeError, RunLimit
 from llmrun.engine.slices import SlicedJob, Slices, TimeShare
 from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import FrameError
-from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs import MODULES, JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
@@ -265,9 +265,9 @@ class EngineProcess:
 
     def _begin_slices(self, job: Job) -> SlicedJob:
         """Begin a job up to its first slice."""
-        kind, module = _job_kind(job.name), importlib.import_module(f"llmrun.engine.jobs.{job.name}")
+        kind, run = _job(job.name)
         is_wanted = partial(self._commands.is_waiting, job)
-        sliced: Slices = module.slices(kind.read(job.arguments), self._loaded_model(), self._share, is_wanted)
+        sliced: Slices = run(kind.read(job.arguments), self._loaded_model(), self._share, is_wanted)
         next(sliced)
         return SlicedJob(job.request, sliced)
 
@@ -497,8 +497,7 @@ class EngineProcess:
             return None
         if job.name in self._compute_questions:
             return self._ask(job, self._compute_questions)
-        kind = _job_kind(job.name)
-        run = importlib.import_module(f"llmrun.engine.jobs.{kind.name}").run
+        kind, run = _job(job.name)
         command = kind.read(job.arguments)
 
         def report(update: Any) -> None:
@@ -529,14 +528,14 @@ def _failure(error: LlmrunError | Aborted, request: int) -> Failed:
     return Failed.of(CancelledError("it was cancelled") if isinstance(error, Aborted) else error, request)
 
 
-def _job_kind(name: str) -> JobKind[Any, Any, Any]:
-    """Return the description of a job. Raises UsageError if there is none of this name."""
-    try:
-        module = importlib.import_module(f"llmrun.protocol.jobs.{name}")
-        kind: JobKind[Any, Any, Any] = getattr(module, name.upper())
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"the engine can't do the job {name!r:.40}", why=str(error)) from error
-    return kind
+def _job(name: str) -> tuple[JobKind[Any, Any, Any], Callable[..., Any]]:
+    """Return the description and the function of a job. Raises UsageError if there is none of this name."""
+    if name not in MODULES:
+        raise UsageError(f"the engine can't do the job {name!r:.40}")
+    described, done = (
+        importlib.import_module(f"llmrun.{side}.jobs.{MODULES[name]}") for side in ("protocol", "engine")
+    )
+    return getattr(described, name.upper()), getattr(done, f"run_{name}")
 
 
 def _run_or_exit(work: Callable[[], None]) -> None:

@@ -58,7 +58,7 @@ from llmrun.errors import (
     UsageError,
 )
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
-from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
+from llmrun.protocol.jobs.text import TextTokens, TokenizeText
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,

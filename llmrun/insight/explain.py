@@ -17,7 +17,7 @@ from llmrun.planning.hardware import this_machine
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
-from llmrun.protocol.jobs.limits import LIMITS, MeasureLimits
+from llmrun.protocol.jobs.machine import LIMITS, MeasureLimits
 from llmrun.protocol.questions import EXPLAIN_CHOICES, Choice, ExplainChoices
 
 _Command = TypeVar("_Command")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.models.location import locate
-from llmrun.protocol.jobs.tokenize import TOKENIZE, TextTokens, TokenizeText
+from llmrun.protocol.jobs.text import TOKENIZE, TextTokens, TokenizeText
 from llmrun.runner import client
 
 _OTHERS = "digits, signs, spaces"
@@ -75,7 +75,7 @@ def tokenize_text(engine: client.EngineClient, path: Path, text: str, *, special
     """Return a text's tokens.
 
     Args:
-        special: see llmrun.protocol.jobs.tokenize.TokenizeText.
+        special: see llmrun.protocol.jobs.text.TokenizeText.
 
     Raises:
         BadModelError: the vocabulary can't be loaded, or can't spell the text.

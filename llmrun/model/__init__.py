@@ -28,7 +28,7 @@ from llmrun.protocol import questions
 from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.arguments import checked, refuse_unknown
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
-from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
@@ -371,7 +371,7 @@ class Model:
     def embed_each(self, texts: Iterable[str], options: EmbedOptions) -> Iterator[TextVectors]:
         """Yield the vectors of some texts at a time; as embed()."""
         from llmrun.model.embeddings import Embedding
-        from llmrun.protocol.jobs.embed import EMBED
+        from llmrun.protocol.jobs.text import EMBED
 
         embedding = Embedding(self.header, self.spec.embedding, options)
         for command in embedding.commands(texts):
@@ -388,7 +388,7 @@ class Model:
             UsageError: a text is blank.
         """
         from llmrun.model.embeddings import Ranking
-        from llmrun.protocol.jobs.embed import EMBED
+        from llmrun.protocol.jobs.text import EMBED
 
         ranking = Ranking(self.header, self.spec.embedding)
         commands = list(ranking.commands(query, documents))

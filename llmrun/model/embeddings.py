@@ -15,7 +15,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import POOLINGS, makes_embeddings, pooling_of, stated_pooling
 from llmrun.models.registry import EmbeddingAdvice
 from llmrun.protocol.arguments import check_fields
-from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded
 
 if TYPE_CHECKING:
     import numpy

@@ -22,7 +22,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import margin
 from llmrun.planning.predict import Work, main_type, predict
 from llmrun.planning.speed import is_slowed
-from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_count
 
 USUAL_CONTEXT = 4096

@@ -43,7 +43,7 @@ from llmrun.planning.predict import (
     work_of_quant,
 )
 from llmrun.planning.speed import remembered, speed_of
-from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.build import BUILD
+from llmrun.protocol.jobs.machine import BUILD
 from llmrun.protocol.llama_folder import library_folder
 from llmrun.runner import client, launch
 from llmrun.system import read_text

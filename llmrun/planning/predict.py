@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.planning.memory import KV_BYTES
-from llmrun.protocol.jobs.kernels import LONG_ROW
+from llmrun.protocol.jobs.machine import LONG_ROW
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header, Tensor
-    from llmrun.protocol.jobs.kernels import MachineSpeed
+    from llmrun.protocol.jobs.machine import MachineSpeed
 
 # Of a block besides its matrices: norms, RoPE, KV cells, activations, additions, and conversions.
 _OPERATIONS_A_LAYER = 30

@@ -21,7 +21,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.measurements import find_entry, keep_entry, machine_key
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.kernels import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
+from llmrun.protocol.jobs.machine import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
 from llmrun.runner.client import EngineClient
 
 WEEKS = 4

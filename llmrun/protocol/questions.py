@@ -1,6 +1,6 @@
 """Short jobs about the loaded model: commands and results.
 
-The engine's own threads do them (engine/main.py); a job that takes long has a module of its own in protocol/jobs/.
+The engine's own threads do them (engine/main.py); jobs that take long are in protocol/jobs/.
 Named tuples for the reason given in messages.py.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llmrun.protocol.jobs import Empty, JobKind
-from llmrun.protocol.jobs.tokenize import TextTokens, TokenizeText
+from llmrun.protocol.jobs.text import TextTokens, TokenizeText
 from llmrun.protocol.messages import AnswerRequest, DraftedToken, PromptHistory
 from llmrun.protocol.speculation import StepTables
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.predict import predict, work_of
-from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.quantize.types import COPY_TYPE, slow_prompts, tensor_bytes
 
 _WORTHWHILE = 1.3  # ratio of prefill rates

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import UsageError
-from llmrun.gguf.filenames import all_parts
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.mix import MIX, MeasureMix, MeasureUpdate, MixMeasurement
+from llmrun.protocol.jobs import Progress
+from llmrun.protocol.jobs.mix import MIX, MeasureMix, MixMeasurement
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.evaluate import default_text
@@ -77,7 +77,7 @@ def choose(
     imatrix: Path | None = None,
     threads: int | None = None,
     text: str | None = None,
-    on_update: Callable[[MeasureUpdate], None] = lambda update: None,
+    on_update: Callable[[Progress], None] = lambda update: None,
 ) -> Mix:
     """Find the best mix for a file of at most `target_bytes`.
 
@@ -98,7 +98,7 @@ def choose(
         candidates = _candidates(header, _quantizable(header, engine), imatrix)
         room = _Room(header, candidates, target_bytes)
         command = MeasureMix(
-            files=tuple(str(path.with_name(name)) for name in all_parts(path.name)),
+            model=str(path),
             candidates={
                 name: tuple(TENSOR_TYPES[kind].number for kind in kinds)
                 for name, kinds in candidates.items()

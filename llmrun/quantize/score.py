@@ -17,8 +17,7 @@ from llmrun.planning.hardware import this_machine
 from llmrun.planning.measurements import measured_attention
 from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.jobs.evaluate import EvaluateUpdate
-from llmrun.protocol.jobs.score import SCORE, ScoredText, ScoreText
+from llmrun.protocol.jobs.evaluate import SCORE, EvaluateUpdate, ScoredText, ScoreText
 from llmrun.protocol.settings import common_fields
 from llmrun.quantize.evaluate import MIN_CONTEXT, check_memory, check_sample, choose_context, require_adapters
 from llmrun.runner.client import EngineClient

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.model.embeddings import MOST_CHARACTERS, MOST_TEXTS
-from llmrun.protocol.jobs.embed import EMBED, EmbedTexts, TextsEmbedded
+from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 
 _FLOAT_BYTES = 4
@@ -84,19 +83,19 @@ def _resolve(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
 
 def together(commands: Sequence[EmbedTexts]) -> int:
     """Return the number of commands, from the first on, that can be one job."""
-    kind, texts, characters = replace(commands[0], texts=()), 0, 0
+    kind, texts, characters = commands[0]._replace(texts=()), 0, 0
     for number, command in enumerate(commands):
         texts += len(command.texts)
         characters += sum(map(len, command.texts))
         is_full = texts > MOST_TEXTS or characters > MOST_CHARACTERS
-        if number and (is_full or command.tokens or replace(command, texts=()) != kind):
+        if number and (is_full or command.tokens or command._replace(texts=()) != kind):
             return number
     return len(commands)
 
 
 def merged(commands: Iterable[EmbedTexts]) -> EmbedTexts:
     first, *others = commands
-    return replace(first, texts=(*first.texts, *(text for other in others for text in other.texts)))
+    return first._replace(texts=(*first.texts, *(text for other in others for text in other.texts)))
 
 
 def split(done: TextsEmbedded, commands: Sequence[EmbedTexts]) -> Iterator[TextsEmbedded]:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from llmrun.errors import CancelledError
 from llmrun.model.embeddings import Embedding, Ranking, TextVectors, joined
-from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 from llmrun.server.embedding_batches import EmbeddingBatches
 from llmrun.server.exchange import ServerState

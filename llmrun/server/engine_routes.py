@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from llmrun.protocol.jobs import Empty, JobKind
-from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
 from llmrun.server.exchange import ServerState

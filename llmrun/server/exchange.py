@@ -17,7 +17,7 @@ from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
+from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
 from llmrun.protocol.messages import TextDelta, TokenLogprob
 from llmrun.server import sse
 from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer

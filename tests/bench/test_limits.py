@@ -13,11 +13,11 @@ from support.gguf_writer import TensorSpec
 from llmrun import _native
 from llmrun.bench.cases import bench_settings
 from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
-from llmrun.engine.jobs.limits import run
+from llmrun.engine.jobs.machine import run_limits
 from llmrun.gguf.reader import read_header
 from llmrun.planning.predict import Work
 from llmrun.protocol.jobs.bench import BenchTest
-from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
+from llmrun.protocol.jobs.machine import MeasuredLimits, MeasureLimits
 
 # A million weights of 4.5 bits and a tenth of that in f16; 10 heads of 64 elements in one layer, 1000 KV elements.
 WORK = Work(
@@ -148,7 +148,7 @@ def test_nearly_the_same_size_is_the_same_measurement() -> None:
 
 
 def test_this_machine_can_be_measured() -> None:
-    found = run(MeasureLimits(1 << 22, 2, 0.03), lambda update: None, _native.CancelFlag())
+    found = run_limits(MeasureLimits(1 << 22, 2, 0.03), lambda update: None, _native.CancelFlag())
     assert found.read > 1e7
     assert math.isfinite(found.read)
     assert found.single > 1e7

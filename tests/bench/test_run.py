@@ -29,7 +29,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import Bench, BenchAnswer, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
-from llmrun.protocol.jobs.limits import MeasuredLimits, MeasureLimits
+from llmrun.protocol.jobs.machine import MeasuredLimits, MeasureLimits
 from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import SETTINGS
 

@@ -260,8 +260,8 @@ def add_logits(report: peers.Report, n_vocab: int, n_rows: Sequence[int]) -> Non
     """Add the copy of rows of logits from the first GPU to pinned memory, and the sampler's time."""
     from llmrun.engine import environment
     from llmrun.engine.llama.devices import devices
+    from llmrun.engine.llama.ggml import Operations
     from llmrun.engine.llama.library import function, start
-    from llmrun.engine.llama.operations import Operations
     from llmrun.gguf.types import TENSOR_TYPES
 
     environment.set_environment()

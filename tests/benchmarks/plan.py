@@ -31,7 +31,7 @@ from llmrun.planning.memory import memory, repacked_types, without_flash_attenti
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, tensor_types, work_of
 from llmrun.planning.speed import BUSY, Clock, measure
-from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
+from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.runner import client

@@ -21,7 +21,7 @@ from llmrun.cli.app import call
 from llmrun.errors import UsageError
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
+from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 
 MODEL = tiny_model()
 

@@ -21,7 +21,7 @@ from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, Usage
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.tokenize import TextTokens
+from llmrun.protocol.jobs.text import TextTokens
 from llmrun.quantize import choice
 from llmrun.quantize.evaluate import EvaluatedText
 from llmrun.quantize.size import SizeGoal, goal_bytes, read_size

@@ -12,7 +12,7 @@ from llmrun.cli import worker as command
 from llmrun.cli.app import call
 from llmrun.errors import NetworkError, UsageError
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.worker import ServedDevices
+from llmrun.protocol.jobs.machine import ServedDevices
 from llmrun.ui.terminal.output import Output
 
 SERVED = ServedDevices((Gpu("CPU", "a processor", 24 * 10**9, 24 * 10**9),), "0.25.3 (abc)")

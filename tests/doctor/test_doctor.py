@@ -25,7 +25,7 @@ from llmrun.doctor.trial import TrialResult
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.planning.hardware import Details, Hardware
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.build import Build
+from llmrun.protocol.jobs.machine import Build
 
 GIB = 1 << 30
 MACHINE = Hardware("Good CPU", ("avx", "avx2"), 4, 8, None, 16 * GIB, 8 * GIB)

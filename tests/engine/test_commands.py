@@ -17,7 +17,7 @@ from llmrun.engine.main import EngineProcess
 from llmrun.errors import UsageError
 from llmrun.protocol import frames
 from llmrun.protocol.frames import read_frame
-from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import (
     AnswerRequest,

@@ -20,7 +20,7 @@ from support.fake_context import FakeContext, FakeVocabulary, endless
 
 import llmrun.engine.main as module
 from llmrun.engine.core.steps import WIDTHS
-from llmrun.engine.jobs import embed, explain
+from llmrun.engine.jobs import explain
 from llmrun.engine.llama.base import Aborted
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
@@ -28,7 +28,7 @@ from llmrun.engine.slices import TimeShare
 from llmrun.errors import CancelledError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.frames import encode
-from llmrun.protocol.jobs.embed import EmbedTexts
+from llmrun.protocol.jobs.text import EmbedTexts
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,
@@ -536,7 +536,7 @@ def in_slices(monkeypatch: pytest.MonkeyPatch, n_slices: float, at_slice: Callab
             number += 1
         return number
 
-    monkeypatch.setattr(embed, "slices", slices)
+    monkeypatch.setattr("llmrun.engine.jobs.text.run_embed", slices)
 
 
 def test_between_two_slices_of_a_job_each_answer_decodes_a_token(
@@ -602,7 +602,7 @@ def test_a_cancelled_job_whose_decode_call_is_aborted_fails_alone(
     def aborted(*_: object) -> None:
         raise Aborted
 
-    monkeypatch.setattr(explain, "run", aborted)
+    monkeypatch.setattr(explain, "run_explain", aborted)
     running.channel.say(Job(1, "explain", {"answer": 1}))
     failed = running.channel.wait(lambda event: event.request == 1)
     assert isinstance(failed, Failed)

@@ -24,7 +24,7 @@ from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, Usag
 from llmrun.grammar import Grammar, read_grammar
 from llmrun.protocol import toolcalls
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerPart,

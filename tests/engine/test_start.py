@@ -13,7 +13,7 @@ from support.gguf_writer import runnable_model, write
 
 from llmrun.engine.preload import Preload
 from llmrun.errors import BadModelError
-from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText
+from llmrun.protocol.jobs.text import TOKENIZE, TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.runner import launch
 from llmrun.runner.client import EngineClient

@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from support.gguf_writer import TensorSpec, runnable_model, write
 
 from llmrun._native import CancelFlag
-from llmrun.engine.jobs.sensitivity import Reader
+from llmrun.engine.jobs.mix import Reader
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.errors import UsageError
@@ -79,7 +79,7 @@ def measured(small: Path) -> MixMeasurement:
     names = [name for name, shape in SHAPES.items() if len(shape) > 1]
     engine = EngineClient()
     try:
-        return engine.do(MIX, MeasureMix((str(small),), dict.fromkeys(names, numbers), TEXT, threads=2))
+        return engine.do(MIX, MeasureMix(str(small), dict.fromkeys(names, numbers), TEXT, threads=2))
     finally:
         engine.close()
 
@@ -116,7 +116,7 @@ def test_swapped_matrices_change_what_is_said_and_swapping_back_undoes_it(small:
     reader = Reader(model, model.vocabulary.tokenize(TEXT, special=False)[:100], [name, "token_embd.weight"], 2)
     before = reader.read().astype(np.float64)
     reader.set_reference()
-    assert reader.known == {name, "token_embd.weight"}
+    assert reader.used == {name, "token_embd.weight"}
     for through, low, high in ((None, 0, 1e-6), ("Q8_0", 1e-9, 1e-4), ("Q4_0", 1e-6, 1e-2)):
         through_number = None if through is None else quants.numbers[through]
         changed = quants.repack(F32, stored, FEED_FORWARD, through_number, F16)

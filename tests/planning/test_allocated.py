@@ -13,7 +13,7 @@ from support.hybrid_models import HYBRIDS, write_models
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.llama import buffers
+from llmrun.engine.llama import model as module
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.gguf.reader import read_header
@@ -70,7 +70,7 @@ def test_as_much_is_planned_as_llama_cpp_allocates(
     path: Path, preferences: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header = read_header(path)
-    monkeypatch.setattr(buffers, "gpus", lambda: ("a GPU",))  # then the log is read
+    monkeypatch.setattr(module, "gpus", lambda: ("a GPU",))  # then the log is read
     plan = make_plan(header, MACHINE, LoadPreferences(**preferences))
     # As it is at last, and with the micro-batch that memory is planned for.
     ubatch = preferences.get("n_ubatch", UBATCH)

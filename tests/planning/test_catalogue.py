@@ -22,7 +22,7 @@ from llmrun.planning.catalogue import (
 )
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.kernels import STAND_IN, MachineSpeed, Rates
+from llmrun.protocol.jobs.machine import STAND_IN, MachineSpeed, Rates
 
 ENTRIES = load_catalogue().entries
 HARDWARE = Hardware("CPU", ("avx2",), 4, 8, None, 24 << 30, 24 << 30, ())

@@ -34,7 +34,7 @@ from llmrun.planning.estimate import (
 from llmrun.planning.hardware import Hardware, is_built_for_gpus
 from llmrun.planning.plan import LoadPreferences, make_plan
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
+from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.runner.workers import RpcWorker, WorkerDevice
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.plan import context_name, show_estimates

@@ -28,7 +28,7 @@ from llmrun.planning.hardware import (
     this_machine,
 )
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.build import Build
+from llmrun.protocol.jobs.machine import Build
 from llmrun.runner import client, launch
 
 GIB = 1 << 30

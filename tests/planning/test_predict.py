@@ -24,7 +24,7 @@ from llmrun.planning.predict import (
     work_of,
     work_of_quant,
 )
-from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
+from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 
 F32, Q4_1, Q8_0 = 0, 3, 8
 EMBEDDING = TensorSpec("token_embd.weight", (64, 16), Q8_0, 64 * 16 // 32 * 34)

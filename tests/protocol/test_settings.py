@@ -14,8 +14,7 @@ from llmrun.bench.results import BenchRow, setting_columns
 from llmrun.cli.bench import bench_arguments
 from llmrun.errors import UsageError
 from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences, Plan
-from llmrun.protocol.jobs.evaluate import Evaluate
-from llmrun.protocol.jobs.score import ScoreText
+from llmrun.protocol.jobs.evaluate import Evaluate, ScoreText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import SETTINGS, EngineSettings, check_setting, common_fields
 

@@ -15,7 +15,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs.kernels import MachineSpeed, Rates
+from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.quantize.fast_copy import fast_copy, has_slow_prompts
 
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 1 << 34, 1 << 33)

@@ -16,7 +16,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import probe
 from llmrun.planning.measurements import remember_attention
 from llmrun.planning.plan import LoadPreferences
-from llmrun.protocol.jobs.score import ScoreText
+from llmrun.protocol.jobs.evaluate import ScoreText
 from llmrun.protocol.speculation import AttentionTime
 from llmrun.quantize import score as module
 

@@ -16,8 +16,7 @@ from support.hf_writer import WIDTH
 from support.tiny_projector import TILE_TOKENS, png, projector, text_model
 
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError, UsageError
-from llmrun.protocol.jobs.embed import EMBED, EmbedTexts
-from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import (
     AnswerRequest,

@@ -259,7 +259,7 @@ def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Star
         (QUANTIZE, Quantize(twice, "", 2)),
         (EVALUATE, Evaluate(good, "text", reference=twice)),
         (IMPORTANCE, Importance(twice, "")),
-        (MIX, MeasureMix((twice,), {}, "text")),
+        (MIX, MeasureMix(twice, {}, "text")),
     ]
     for kind, command in jobs:
         with pytest.raises(BadModelError, match="tokens 0 and 2"):

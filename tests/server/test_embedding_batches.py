@@ -12,7 +12,7 @@ import pytest
 from llmrun.errors import ContextOverflowError, EngineCrashedError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs import JobKind
-from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded
 from llmrun.runner.requests import read_job
 from llmrun.server.embedding_batches import EmbeddingBatches, together
 

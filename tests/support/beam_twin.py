@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from llmrun.engine.jobs.beam_search import Beam, BeamSearch
+from llmrun.engine.jobs.beams import BeamSearch
 from llmrun.protocol.jobs.beams import BeamSettings
 
 NOTHING = -1e9
@@ -31,17 +31,17 @@ def table(seed: int, n_vocab: int, end: int, end_bias: float) -> Table:
 
 
 class TableContinuations:
-    """search.Continuations of a table."""
+    """beams.Branches of a table."""
 
     def __init__(self, row: Table, end: int) -> None:
         self.search: BeamSearch
         self._row, self._end = row, end
 
-    def likeliest(self, beam: Beam, count: int) -> Sequence[tuple[int, float]]:
-        tokens = tuple(self.search.tree[node].token for node in self.search.path(beam.node))
+    def likeliest(self, node: int, count: int) -> Sequence[tuple[int, float]]:
+        tokens = tuple(self.search.tree[step].token for step in self.search.path(node))
         return sorted(enumerate(self._row(tokens)), key=lambda pair: -pair[1])[:count]
 
-    def ends(self, beam: Beam, token: int) -> bool:
+    def ends(self, node: int, token: int) -> bool:
         return token == self._end
 
 

@@ -17,7 +17,7 @@ from llmrun.protocol.jobs.explain import (
     RunCollected,
     WatchedLayer,
 )
-from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.jobs.text import VocabularyPiece
 from llmrun.protocol.questions import ChainStep, Choice
 
 

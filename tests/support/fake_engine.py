@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
-from llmrun.protocol.jobs.tokenize import TextTokens
+from llmrun.protocol.jobs.text import TextTokens
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,

@@ -10,7 +10,7 @@ import pytest
 from support.architectures import LENGTHS, build, state_bytes
 from support.tiny_models import tiny_answers
 
-from llmrun.engine.llama.context_parameters import KV_TYPES
+from llmrun.engine.llama.parameters import KV_TYPES
 from llmrun.gguf.header import Header
 from llmrun.gguf.kv_layers import kv_layers, recurrent_bytes
 from llmrun.gguf.reader import read_header

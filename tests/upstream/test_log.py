@@ -14,7 +14,7 @@ from support.gguf_writer import RUNNABLE_VOCABULARY, TensorSpec, runnable_model,
 
 from llmrun import _native
 from llmrun.convert.vocabulary import _NAMES
-from llmrun.engine.jobs.quantize import run
+from llmrun.engine.jobs.quantize import run_quantize
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.gguf import rules
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
@@ -49,7 +49,7 @@ def source(tmp_path: Path) -> Path:
 
 def quantize(source: Path, target: Path | str, kind: str, **more: Any) -> Quantized:
     command = Quantize(str(source), str(target), FILE_TYPES[kind], **more)
-    return run(command, lambda update: None, _native.CancelFlag())
+    return run_quantize(command, lambda update: None, _native.CancelFlag())
 
 
 def test_types_that_need_an_importance_matrix(tmp_path: Path) -> None:

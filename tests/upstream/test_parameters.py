@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.llama.context_parameters import context_parameters
 from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.parameters import context_parameters
 from llmrun.protocol.loading import Load
 
 pytestmark = pytest.mark.upstream

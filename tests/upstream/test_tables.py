@@ -11,17 +11,15 @@ import gguf
 import pytest
 
 from llmrun.engine.llama import (
-    context_parameters,
     devices,
+    ggml,
     library,
-    operations,
+    parameters,
     quantization,
     quants,
-    tensors,
     vocabulary,
 )
-from llmrun.engine.llama.library import function, import_llama
-from llmrun.engine.llama.submodules import package_folder
+from llmrun.engine.llama.library import folder_of, function, import_llama
 from llmrun.gguf.header import _FILE_TYPES
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.quantize.types import FILE_TYPES
@@ -32,9 +30,9 @@ pytestmark = pytest.mark.upstream
 LAYOUT = Path(__file__).parents[2] / "native/llama_layout.cpp"
 # C's name of a struct of ours -> where it is mirrored.
 MIRRORED: dict[str, Any] = {
-    "ggml_tensor": tensors.GgmlTensor,
+    "ggml_tensor": ggml.GgmlTensor,
     "ggml_type_traits": quants._Traits,
-    "ggml_init_params": operations._InitParams,
+    "ggml_init_params": ggml._InitParams,
 }
 OF_LLAMA_CPP_PYTHON = {**library._SIZES, **quantization._SIZES}
 UNNAMED = {"value": "val_str"}  # llama-cpp-python's name of a union without one -> its longest member
@@ -52,7 +50,7 @@ def types_of_ggml() -> dict[int, tuple[str, int, int]]:
 
 def test_rpc() -> None:
     """By the header that llama-cpp-python installs, be RPC built or not."""
-    folder = package_folder("llama_cpp")
+    folder = folder_of("llama_cpp")
     assert folder is not None
     header = (folder.parent / "include/ggml-rpc.h").read_text(encoding="utf-8")
     defined = {name: int(value) for name, value in re.findall(r"#define (\w+)\s+(\d+)", header)}
@@ -64,7 +62,7 @@ def test_rpc() -> None:
 def test_types_of_tensors() -> None:
     found = types_of_ggml()
     assert {name: (number, elements, size) for number, (name, elements, size) in found.items()} == TENSOR_TYPES
-    assert all(found[number][0] == name.upper() for name, number in context_parameters.KV_TYPES.items())
+    assert all(found[number][0] == name.upper() for name, number in parameters.KV_TYPES.items())
 
 
 def test_types_of_tensors_in_gguf_py() -> None:
@@ -92,7 +90,7 @@ def test_numbers_of_enums() -> None:
     assert {
         name: getattr(llama, f"LLAMA_FLASH_ATTN_TYPE_{other}")
         for name, other in (("auto", "AUTO"), ("off", "DISABLED"), ("on", "ENABLED"))
-    } == context_parameters._FLASH_ATTENTION
+    } == parameters._FLASH_ATTENTION
     assert vocabulary._SENTENCE_PIECE == llama.LLAMA_VOCAB_TYPE_SPM
     assert vocabulary._RWKV == llama.LLAMA_VOCAB_TYPE_RWKV
     assert quantization._KV_INT == llama.LLAMA_KV_OVERRIDE_TYPE_INT
@@ -102,7 +100,7 @@ def test_numbers_of_enums() -> None:
 
 
 def test_operations_have_their_names() -> None:
-    assert {"MUL_MAT", "MUL_MAT_ID"} <= tensors.operation_numbers().keys()
+    assert {"MUL_MAT", "MUL_MAT_ID"} <= ggml.operation_numbers().keys()
 
 
 def test_layouts_that_the_compiler_checks_are_those_that_python_has() -> None:
@@ -122,19 +120,19 @@ def test_layouts_that_the_compiler_checks_are_those_that_python_has() -> None:
 
 def test_fields_of_a_tensor_are_read_back() -> None:
     """What Python reads of a tensor, of one that ggml itself has made and filled in."""
-    ggml = operations.Operations(1)
-    with ggml.tensors() as place:
-        one, other = (ggml.tensor(place, quants.F32, 8, *shape) for shape in ((3,), (5, 2)))
+    operations = ggml.Operations(1)
+    with operations.tensors() as place:
+        one, other = (operations.tensor(place, quants.F32, 8, *shape) for shape in ((3,), (5, 2)))
         function("ggml_set_name", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(one, b"CUDA0#a name#0")
-        product = tensors.GgmlTensor.from_address(ggml.mul_mat(place, one, other))
-        viewed = tensors.GgmlTensor.from_address(ggml.permute(place, one, 1, 0, 2, 3))
-        with ggml.memory(place, ggml.plain) as fits:
+        product = ggml.GgmlTensor.from_address(operations.mul_mat(place, one, other))
+        viewed = ggml.GgmlTensor.from_address(operations.permute(place, one, 1, 0, 2, 3))
+        with operations.memory(place, operations.plain) as fits:
             assert fits
-            assert product.op == tensors.operation_numbers()["MUL_MAT"]
+            assert product.op == ggml.operation_numbers()["MUL_MAT"]
             assert (product.type, list(product.ne), list(product.nb)) == (quants.F32, [3, 5, 2, 1], [4, 12, 60, 120])
             assert product.source(0).plain_name == "a name"
             assert list(product.source(1).ne) == [8, 5, 2, 1]
             assert not product.src[2]
             assert viewed.view_src == one
             assert list(viewed.nb)[:2] == [32, 4]
-            assert tensors.TensorNumbers()(product.source(1)).shape == (1, 2, 5, 8)
+            assert ggml.TensorNumbers()(product.source(1)).shape == (1, 2, 5, 8)

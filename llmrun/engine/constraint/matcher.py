@@ -20,7 +20,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from llmrun.engine.llama.submodules import import_submodule
+from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
 from llmrun.grammar import Grammar, gbnf, lark
 from llmrun.grammar.json_lark import Rules, rules_of

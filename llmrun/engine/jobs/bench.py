@@ -1,26 +1,36 @@
 """The job `bench`: llama-bench's tests and method: random tokens, an empty KV cache, a clock around the decode calls.
 
-Owns the measurement of one test in this process, and the model cached for the next one; must not know parameters,
-limits, or the use of the figures. Chat tests are in bench_chat.py. Batches are prepared before the clock starts.
+Batches are prepared before the clock starts. A chat test times an answer as in `llmrun run`, and the parts of its time:
+loop.Engine itself generates it, with our sampler at its defaults, text and streaming. Only the model's end tokens are
+forbidden, because every answer has to be as long as the test says. The model is kept for the next job.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import Entry
+from llmrun.engine.channel import Outbox
+from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.llama.base import Entry, Inputs
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.devices import backends, build, devices
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
+from llmrun.errors import LlmrunError
+from llmrun.protocol.jobs.bench import Bench, BenchAnswer, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import Event, Failed, TextDelta
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.system import read_text
 
 Report = Callable[[BenchUpdate], None]
@@ -28,6 +38,11 @@ Report = Callable[[BenchUpdate], None]
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5)
+_TEXT = (
+    "A library in the old harbour kept every letter that had ever been sent from the islands. In winter, when no ship "
+    "could come, its keeper read them aloud to whoever was cold enough to sit by the stove: weather of 1803, the price "
+    "of rope, a list of 47 birds, and a recipe for soup that nobody had ever managed to cook twice the same way. "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +118,7 @@ class _ReusableState:
 _cached: list[_ReusableState] = []  # at most one
 
 
-def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult:
+def run_bench(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult:
     """Measure one test.
 
     Raises:
@@ -128,7 +143,7 @@ def run(command: Bench, report: Report, flag: _native.CancelFlag) -> BenchResult
             report(BenchUpdate("measured", repetition))
     peak = _peak()
     return BenchResult(
-        describe(cached.weights),
+        _describe(cached.weights),
         tuple(repetitions),
         cached.load_ns,
         peak - len(cached.state) if peak is not None else None,
@@ -193,8 +208,6 @@ def _fill(cached: _ReusableState, context: BenchContext, depth: int, report: Rep
 def _measure_chat(
     cached: _ReusableState, context: BenchContext, test: BenchTest, seed: int, report: Report
 ) -> Repetition:
-    from llmrun.engine.jobs.bench_chat import BenchConversation
-
     context.context.clear()
     conversation = BenchConversation(context.context, test, seed)
     if test.n_depth:
@@ -204,9 +217,104 @@ def _measure_chat(
     return Repetition(ns, answer)
 
 
-def describe(weights: LlamaModel) -> BenchModel:
+class _Stopwatch:
+    """A context and its vocabulary in one, whose calls from the loop are timed.
+
+    The loop samples between logits() and is_end(), and detokenizes until the next decode().
+    """
+
+    def __init__(self, context: LlamaContext) -> None:
+        self.context = context
+        self.vocabulary = self
+        self.sampling_ns = self.text_ns = 0
+        self.token_times: list[int] = []
+        self._mark = 0
+
+    def __getattr__(self, name: str) -> Any:
+        owner = self.context if hasattr(self.context, name) else self.context.vocabulary
+        return getattr(owner, name)
+
+    def decode(self, batch: Inputs) -> None:
+        if self.token_times:
+            self.text_ns += time.perf_counter_ns() - self._mark
+        self.context.decode(batch)
+
+    def logits(self, index: int) -> int:
+        address = self.context.logits(index)
+        self._mark = time.perf_counter_ns()
+        return address
+
+    def is_end(self, token: int) -> bool:
+        now = time.perf_counter_ns()
+        self.sampling_ns += now - self._mark
+        self.token_times.append(now)
+        self._mark = now
+        return self.context.vocabulary.is_end(token)
+
+
+class BenchConversation:
+    """One prompt and its answer, in an empty context."""
+
+    def __init__(self, context: LlamaContext, test: BenchTest, seed: int) -> None:
+        self._stopwatch = _Stopwatch(context)
+        self._engine = Engine(self._stopwatch)
+        self._test = test
+        self._text = _TEXT * (1 + (test.n_depth + test.n_prompt) // 16)
+        vocabulary = context.vocabulary
+        ends = [token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token)]
+        self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
+
+    def fill(self) -> None:
+        """Fill the KV cache with the prompt's first n_depth tokens."""
+        self._run(self._prompt()[: self._test.n_depth], 1, lambda *events: None)
+        self._stopwatch.sampling_ns = self._stopwatch.text_ns = 0
+        self._stopwatch.token_times.clear()
+
+    def answer(self, send: Callable[[str], None]) -> tuple[int, BenchAnswer]:
+        """Generate an answer; send its text as it comes.
+
+        Returns:
+            Nanoseconds from the prompt's text to the end of the answer's, and their parts.
+
+        Raises:
+            LlmrunError: llama.cpp failed.
+        """
+        first_text: list[int] = []
+
+        def hand_on(*events: Event) -> None:
+            for event in events:
+                if isinstance(event, TextDelta):
+                    send(event.text)
+                    first_text.append(time.perf_counter_ns())
+
+        began = time.perf_counter_ns()
+        self._run(self._prompt(), self._test.n_gen, hand_on)
+        ns = time.perf_counter_ns() - began
+        watch, times = self._stopwatch, self._stopwatch.token_times
+        gaps = tuple(after - before for before, after in itertools.pairwise(times))
+        return ns, BenchAnswer((first_text or [began + ns])[0] - began, gaps, watch.sampling_ns, watch.text_ns)
+
+    def _prompt(self) -> list[int]:
+        tokens = self._stopwatch.context.vocabulary.tokenize(self._text, special=False)
+        return tokens[: self._test.n_depth + self._test.n_prompt]
+
+    def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:
+        outbox = Outbox(hand_on)
+        sampler = SequenceSampler(self._sampling, self._stopwatch, prompt)
+        self._engine.add(0, prompt, sampler, Limits(max_tokens=n_tokens))
+        while self._engine.busy:
+            events = self._engine.step()
+            for event in events:
+                if isinstance(event, Failed):
+                    raise event.error()
+            outbox.add(events)
+        if len(self._stopwatch.token_times) < n_tokens:
+            raise LlmrunError("the model ended its answer before the test did")
+
+
+def _describe(weights: LlamaModel) -> BenchModel:
     """Return llama.cpp's description of the model, the machine and its build."""
-    found = devices()
+    processors = [device.description for device in devices() if device.is_processor]
     commit, version = build()
     return BenchModel(
         description=weights.description,
@@ -217,8 +325,8 @@ def describe(weights: LlamaModel) -> BenchModel:
         build_commit=commit,
         version=version,
         backends=",".join(name for name in backends() if name != "CPU") or "CPU",
-        cpu=", ".join(device.description for device in found if device.is_processor),
-        gpus=", ".join(device.description for device in found if not device.is_processor),
+        cpu=", ".join(processors),
+        gpus=", ".join(device.description for device in devices() if not device.is_processor),
     )
 
 

@@ -1,23 +1,28 @@
-"""The job `evaluate`: a model's quality of prediction on a text, alone or compared with a reference model.
+"""The jobs `evaluate`, `score` and `prompt_scores`: how well a model predicts a text.
 
-Owns the chunks, the scored positions and the order of decoding. The method is llama-perplexity's: the text is tokenized
-as a whole and cut into chunks of n_ctx tokens; the first token of each becomes the begin-of-sequence token if the model
-uses one; only the second half of a chunk is scored, so that there is always some context. Both models decode each batch
-in turn, and their logits are compared in llama.cpp's memory: without a file or copy of them.
+`evaluate` has llama-perplexity's method: the text is tokenized as a whole and cut into chunks of n_ctx tokens; the
+first token of each becomes the begin-of-sequence token if the model uses one; only the second half of a chunk is
+scored, so that there is always some context. Model and reference decode each batch in turn, and their logits are
+compared in llama.cpp's memory: without a file or copy of them. `score` decodes overlapping windows as chunks of which
+all positions count. `prompt_scores` computes in a second context of the loaded model, which returns the logits of every
+position: the context of the answers returns only a few, and keeps prefixes, whose logits are gone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrun import _native
 from llmrun.engine.jobs import needles
-from llmrun.engine.jobs.evaluate_scores import (
+from llmrun.engine.jobs.scores import (
     SCORE,
     Array,
     Rows,
@@ -30,18 +35,37 @@ from llmrun.engine.jobs.evaluate_scores import (
 from llmrun.engine.llama.base import Context, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.errors import BadLogitsError, LlmrunError, UsageError
-from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateResult, EvaluateUpdate, Needle
+from llmrun.errors import BadLogitsError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.protocol.adapters import by_default
+from llmrun.protocol.jobs.evaluate import (
+    Evaluate,
+    EvaluateResult,
+    EvaluateUpdate,
+    Needle,
+    PromptScores,
+    ScoredText,
+    ScoredToken,
+    ScorePrompt,
+    ScoreText,
+)
 from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import TokenLogprob
+from llmrun.protocol.settings import common_fields
+
+if TYPE_CHECKING:
+    from llmrun.engine.loaded import LoadedModel
+    from llmrun.engine.slices import TimeShare
+
 
 BATCH = 512  # Tokens of a decode call. More would take more memory for logits and be no faster
+_PROMPT_BATCH = 128  # positions of prompt_scores; their logits take 100 MB in the largest vocabularies
 _SHORTEST_CHUNK = 32
 _CHECKED = 1024  # tokens whose texts must be equal in both vocabularies, besides those of the text
 
 Report = Callable[[EvaluateUpdate], None]
 
 
-def run(command: Evaluate, report: Report, flag: _native.CancelFlag) -> EvaluateResult:
+def run_evaluate(command: Evaluate, report: Report, flag: _native.CancelFlag) -> EvaluateResult:
     """Evaluate a model.
 
     Raises:
@@ -134,8 +158,8 @@ class Layout:
         return len(self.tokens) // self.n_ctx
 
     def chunk(self, index: int) -> list[int]:
-        own = self.tokens[index * self.n_ctx : (index + 1) * self.n_ctx]
-        return [*self.begin, *own[len(self.begin) :]]
+        tokens = self.tokens[index * self.n_ctx : (index + 1) * self.n_ctx]
+        return [*self.begin, *tokens[len(self.begin) :]]
 
     def batches(self, index: int, size: int) -> list[list[Entry]]:
         """Return the batches to decode in order, starting with an empty sequence 0."""
@@ -228,15 +252,14 @@ class Evaluation:
     def _find_needles(self, length: int) -> list[Needle]:
         haystack = needles.Haystack(self._contexts[0].vocabulary, self._begin, length)
         answers = [needles.ask(context, haystack, self._rows, self._decode) for context in self._contexts]
-        for name, own_answers in zip(("the model", "the reference"), answers, strict=False):
-            if any(math.isnan(probability) for _, probability in own_answers):
+        for name, answers_of_model in zip(("the model", "the reference"), answers, strict=False):
+            if any(math.isnan(probability) for _, probability in answers_of_model):
                 raise _no_numbers(name, f"in a text of {length:,} tokens")
         model, *references = answers
-        found = []
-        for index, (depth, answer) in enumerate(zip(needles.DEPTHS, model, strict=True)):
-            reference_answer = references[0][index] if references else (None, None)
-            found.append(Needle(length, depth, answer[0], answer[1], *reference_answer))
-        return found
+        return [
+            Needle(length, depth, *answer, *(references[0][index] if references else (None, None)))
+            for index, (depth, answer) in enumerate(zip(needles.DEPTHS, model, strict=True))
+        ]
 
     def _figures(self) -> EvaluateResult:
         compared = len(self._contexts) > 1
@@ -258,3 +281,122 @@ class Evaluation:
             decode_seconds=self._decode_seconds,
             score_seconds=self._score_seconds,
         )
+
+
+def run_score(command: ScoreText, report: Report, flag: _native.CancelFlag) -> ScoredText:
+    """Score a text.
+
+    Raises:
+        UsageError: the text is too short.
+        BadModelError: the file is not a model that predicts text.
+        BadLogitsError: the model computes invalid logits.
+    """
+    report(EvaluateUpdate(0, 0))
+    model = LlamaModel(command.model, command.gpu_layers, flag, settings=command)
+    vocabulary = model.vocabulary
+    tokens, begin = vocabulary.with_bos(vocabulary.tokenize(command.text, special=False)), vocabulary.with_bos([])
+    if len(tokens) < 2:
+        reason = f"it is {'one token, which has no context' if tokens else 'empty'}"
+        raise UsageError("the text is too short to be scored", why=reason)
+    evaluate = Evaluate(
+        model.path,
+        "",
+        n_ctx=min(command.n_ctx, len(tokens)),
+        every_position=True,
+        adapters=command.adapters,
+        **common_fields(command),
+    )
+    return score(evaluate, open_context(model, evaluate), tokens, begin, report)
+
+
+def score(command: Evaluate, context: Context, tokens: list[int], begin: list[int], report: Report) -> ScoredText:
+    """Score tokens."""
+    starts = window_starts(len(tokens), command.n_ctx)
+    windows = [token for start in starts for token in tokens[start : start + command.n_ctx]]
+    reading = Evaluation(replace(command, chunks=len(starts)), [context], windows, begin, report)
+    n_scored, parts = 1, []  # tokens; the first one has no context
+    for number, start in enumerate(starts):
+        scores = reading.score_chunk(number)
+        parts.append(scores[start + scores["position"] + 1 >= n_scored])
+        n_scored = start + command.n_ctx
+    scores = joined(parts)
+    logprobs = [None, *(-float(nll) for nll in scores["nll"])]
+    pieces = (context.vocabulary.piece(token).hex() for token in tokens)
+    scored = list(map(ScoredToken, tokens, pieces, logprobs))[len(begin) :]
+    return ScoredText(tuple(scored), command.n_ctx, len(starts), perplexity(scores), bits_per_byte(scores))
+
+
+def window_starts(n_tokens: int, n_ctx: int) -> list[int]:
+    """Return the first index of each window over a text: full windows that overlap by half or more."""
+    last = n_tokens - n_ctx
+    return [*range(0, last, max(n_ctx // 2, 1)), last]
+
+
+def run_prompt_scores(
+    command: ScorePrompt, loaded: LoadedModel, share: TimeShare, is_wanted: Callable[[], bool]
+) -> Generator[None, None, PromptScores]:
+    """Score a prompt; yield when it is tokenized, and after each slice.
+
+    Raises:
+        UsageError: it is empty, or has a token that the vocabulary lacks.
+        ContextOverflowError: it is longer than the context window.
+        OutOfMemoryError: a second context does not fit.
+    """
+    vocabulary, load = loaded.weights.vocabulary, loaded.load
+    text = vocabulary.cut(command.text, load.n_ctx)
+    tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(text, special=False))
+    invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
+    if invalid is not None:
+        raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+    if not tokens:
+        raise UsageError("the prompt is empty", hint="type something")
+    if len(tokens) > load.n_ctx:
+        at_least = "at least " if len(text) < len(command.text) else ""
+        what = f"the prompt is {at_least}{len(tokens):,} tokens long, the context window {load.n_ctx:,}"
+        raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), load.n_ctx))
+    size = min(_PROMPT_BATCH, len(tokens))
+    load = replace(
+        load,
+        n_ctx=load.n_ctx if loaded.weights.rope_depends_on_window else len(tokens),
+        n_ctx_start=len(tokens),
+        n_batch=size,
+        n_ubatch=size,
+        n_seq_max=1,
+        n_parked=0,
+        n_cells=0,
+        warm_up=False,
+    )
+    yield
+    scored = [_token_logprob(vocabulary, tokens[0], 0.0)]
+    with closing(LlamaContext(loaded.weights, load, n_outputs=size)) as context:
+        context.adapt(by_default(load.adapters))
+        while (start := len(scored) - 1) < len(tokens) - 1:
+            piece = tokens[start : start + share.tokens(size)]
+            with share.measured(len(piece)):
+                context.decode([Entry(token, start + place, 0, True) for place, token in enumerate(piece)])
+                context.synchronize()
+                predicted = tokens[start + 1 : start + 1 + len(piece)]
+                scored += [_score(context, place, token, command.top) for place, token in enumerate(predicted)]
+            yield
+    return PromptScores(tuple(scored))
+
+
+def _score(context: LlamaContext, place: int, token: int, top: int) -> TokenLogprob:
+    """Return the score of the token after a position of the last batch."""
+    vocabulary = context.vocabulary
+    memory: Any = (ctypes.c_float * vocabulary.n_tokens).from_address(context.logits(place))
+    logits = np.frombuffer(memory, np.float32).astype(np.float64)
+    highest = float(logits.max())
+    logprobs = logits - highest - np.log(np.exp(logits - highest).sum())
+    if not np.isfinite(logprobs[token]):
+        raise BadLogitsError("the model computed logits that are not numbers")
+    best = np.argpartition(-logprobs, top)[:top] if top else np.array([], int)
+    best = best[np.argsort(-logprobs[best], kind="stable")]
+    likely = (_token_logprob(vocabulary, int(other), float(logprobs[other])) for other in best)
+    alternatives = tuple(likely_token[:3] for likely_token in likely)
+    return _token_logprob(vocabulary, token, float(logprobs[token]))._replace(top=alternatives)
+
+
+def _token_logprob(vocabulary: Vocabulary, token: int, logprob: float) -> TokenLogprob:
+    piece = vocabulary.control_piece(token)
+    return TokenLogprob(piece.decode("utf-8", "replace"), tuple(piece), logprob, ())

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from llmrun.engine.core.prefix import common_prefix
-from llmrun.engine.jobs.evaluate_scores import Rows
+from llmrun.engine.jobs.scores import Rows
 from llmrun.engine.llama.base import Context, Entry, Vocabulary
 
 SHORTEST = 512  # Minimum tokens of a text; a shorter one would consist mostly of facts

@@ -1,31 +1,37 @@
-"""The job `quantize`: llama_model_quantize, the parsing of its log, and the verification of the file.
+"""The jobs `quantize` and `trial`: llama_model_quantize, its log, and the verification of a written file.
 
-Must not know where files go, or what the user is shown. llama.cpp reads the mapped source and quantizes one tensor at a
-time on all threads; its log is the only report of its progress.
+llama.cpp reads the mapped source and quantizes one tensor at a time on all threads; its log is the only report of its
+progress. A sound file has finite numbers only, and llama.cpp loads it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.jobs.trial import require_loads, require_sound
-from llmrun.engine.llama.quantization import check_layout, log_to, quantize
+from llmrun.engine.llama.ggml import row_check, type_numbers
+from llmrun.engine.llama.quantization import check_layout, loads_without_weights, log_to, quantize
 from llmrun.errors import BadModelError, OutOfMemoryError, ResourceError, UsageError
+from llmrun.gguf.header import Tensor
 from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
+from llmrun.protocol.jobs import Empty
+from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate, TryFile
 
 if TYPE_CHECKING:
     from llmrun.engine.jobs.file_weights import FileWeights
-    from llmrun.gguf.header import Tensor
+
 
 _UPDATE_SECONDS = 0.1
 _SYNC_SECONDS = 0.5
@@ -42,7 +48,7 @@ _UNIMPORTANT = re.compile(r"====== .*: (?:did not find weights|imatrix size .* t
 _FAILED = re.compile(r"failed to quantize: (?P<reason>.*)$")
 
 
-def run(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _native.CancelFlag) -> Quantized:
+def run_quantize(command: Quantize, report: Callable[[QuantizeUpdate], None], flag: _native.CancelFlag) -> Quantized:
     """Write and verify the file, or only report its types.
 
     Raises:
@@ -82,23 +88,23 @@ class _Log:
             self._line(line)
 
     def _line(self, line: str) -> None:
-        if found := _FAILED.search(line):  # first, because it may follow a tensor's text on the same line
-            self.error = found["reason"]
+        if match := _FAILED.search(line):  # first, because it may follow a tensor's text on the same line
+            self.error = match["reason"]
             if tensor := _TENSOR.match(line):
                 self.tensor = tensor["name"]
-        elif found := _TENSOR.match(line):
-            self.tensor = found["name"]
-            self.types[self.tensor] = found["before"].upper()
-        elif found := _FALLBACK.match(line):
-            self.requested[found["name"]] = found["requested"].upper()
-        elif found := _UNIMPORTANT.match(line):
-            self.unimportant.append(found["name"])
+        elif match := _TENSOR.match(line):
+            self.tensor = match["name"]
+            self.types[self.tensor] = match["before"].upper()
+        elif match := _FALLBACK.match(line):
+            self.requested[match["name"]] = match["requested"].upper()
+        elif match := _UNIMPORTANT.match(line):
+            self.unimportant.append(match["name"])
         elif "will require an imatrix" in line:
             self.needs_imatrix = True
         elif "error" in line.lower() and not self.error:
             self.error = line.strip()
-        if found := _AFTER.search(line):  # on a separate line after a warning
-            self.types[self.tensor] = (found["written"] or found["planned"]).upper()
+        if match := _AFTER.search(line):  # on a separate line after a warning
+            self.types[self.tensor] = (match["written"] or match["planned"]).upper()
         if _SIZE.search(line):
             self.done += 1
 
@@ -120,7 +126,7 @@ def _reporting(target: str, log: _Log, report: Callable[[QuantizeUpdate], None])
                 os.fsync(descriptor)
             os.close(descriptor)
 
-    threads = [threading.Thread(target=each, daemon=True) for each in (report_progress, sync)]
+    threads = [threading.Thread(target=work, daemon=True) for work in (report_progress, sync)]
     for thread in threads:
         thread.start()
     try:
@@ -176,7 +182,7 @@ def _verify(command: Quantize, types: dict[str, str]) -> None:
 
 def _require_numbers(command: Quantize) -> None:
     """Require that no matrix has become zeros, of whatever cause."""
-    from llmrun.engine.jobs.file_weights import FileWeights
+    from llmrun.engine.jobs.file_weights import FileWeights  # imports NumPy, which a plan does without
 
     headers = read_header(Path(command.source)), read_header(Path(command.target))
     source, target = (FileWeights(header, command.threads) for header in headers)
@@ -203,3 +209,59 @@ def _has_numbers(weights: FileWeights, tensor: Tensor, start: int, end: int) -> 
             return True
         start, step = start + step, min(step * 4, 1024)
     return False
+
+
+def run_trial(command: TryFile, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Empty:
+    """Verify the file; raises as require_sound()."""
+    require_sound(command.path, read_header(Path(command.path)).tensors, command.threads)
+    return Empty()
+
+
+def require_sound(path: str, tensors: Sequence[Tensor], threads: int) -> None:
+    """Require that every number is finite, and that llama.cpp loads the file.
+
+    Raises:
+        BadModelError: the file fails; with the reason.
+    """
+    if broken := _not_finite(path, tensors, threads):
+        raise BadModelError(f"{broken} of the new file holds numbers that are not finite")
+    require_loads(path)
+
+
+def require_loads(path: str) -> None:
+    """Require that llama.cpp loads everything but the weights.
+
+    Raises:
+        BadModelError: llama.cpp can't load the file; with its own error.
+    """
+    log: list[str] = []
+    with log_to(log.append):
+        loads = loads_without_weights(path)
+    if not loads:
+        lines = "".join(log).splitlines()
+        reason = next((line.strip() for line in lines if "error" in line.lower()), "")
+        raise BadModelError(f"llama.cpp can't load {Path(path).name}", why=reason)
+
+
+def _not_finite(path: str, tensors: Sequence[Tensor], n_threads: int) -> str:
+    """Return the first tensor with a number that is not finite; "" without any."""
+    is_valid, numbers = row_check(), type_numbers()
+    # A private mapping, because ctypes gives addresses of writable memory only.
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as data:  # noqa: PTH123
+        start = ctypes.c_char.from_buffer(data)
+        address = ctypes.addressof(start)
+
+        def check(tensor: Tensor) -> bool:
+            is_finite = is_valid(numbers[tensor.type], address + tensor.offset, tensor.n_bytes)
+            if sys.platform == "linux":  # release the pages, which would count as the process's memory
+                first = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+                if tensor.offset + tensor.n_bytes - first >= mmap.PAGESIZE:
+                    data.madvise(mmap.MADV_DONTNEED, first, tensor.offset + tensor.n_bytes - first)
+            return bool(is_finite)
+
+        try:
+            with ThreadPoolExecutor(n_threads) as pool:
+                results = zip(tensors, pool.map(check, tensors), strict=True)
+                return next((tensor.name for tensor, is_finite in results if not is_finite), "")
+        finally:
+            del start

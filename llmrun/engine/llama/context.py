@@ -13,16 +13,13 @@ from functools import partial
 
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Inputs, Run, RunLimit, RunRow
-from llmrun.engine.llama.batch import LlamaBatch
-from llmrun.engine.llama.context_parameters import context_parameters
+from llmrun.engine.llama.batch import LlamaBatch, Positions
 from llmrun.engine.llama.devices import gpus
-from llmrun.engine.llama.failed_context import check_kv_types, out_of_memory
 from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.llama.positions import Positions
+from llmrun.engine.llama.parameters import Watch, check_kv_types, context_parameters, guarded, out_of_memory
 from llmrun.engine.llama.rollback import Rollback
-from llmrun.engine.llama.watch import Watch, guarded
 from llmrun.engine.llama.zeroing import zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS

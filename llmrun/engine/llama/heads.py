@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry
-from llmrun.engine.llama.context_parameters import context_parameters
 from llmrun.engine.llama.library import bytes_of, nextn_functions
+from llmrun.engine.llama.parameters import context_parameters
 from llmrun.errors import OutOfMemoryError
 from llmrun.protocol.loading import Load
 

@@ -1,22 +1,24 @@
 """llama.cpp's library, loaded through the ctypes layer of llama-cpp-python, installed or in llmrun's own wheel.
 
-Owns the version, the backends and the choice of kernels at load time; must not know models. llama-cpp-python's package
-`__init__` is not executed: it imports numpy, jinja2 and diskcache, which takes a third of a second and is never used.
+Owns the version, the backends and the choice of kernels at load time. A package's `__init__` that imports much that we
+never use is not executed: llama-cpp-python's imports numpy, jinja2 and diskcache, which takes a third of a second.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.llama_folder import package_folder
 
@@ -49,6 +51,38 @@ _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
 
 
+def folder_of(package: str) -> Path | None:
+    """Return an installed package's folder without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    locations = spec.submodule_search_locations if spec else None
+    return Path(next(iter(locations))) if locations else None
+
+
+def import_submodule(package: str, name: str, folder: Path | None = None) -> ModuleType:
+    """Import `package.name` without running the package's `__init__`.
+
+    An empty package object with the right `__path__` stands in for the real one. Only the engine process does this: no
+    other code there imports these packages.
+
+    Args:
+        folder: of the package, if that is not where Python would look.
+
+    Raises:
+        ImportError: there is no such package or module.
+    """
+    if package not in sys.modules:
+        folder = folder or folder_of(package)
+        if folder is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        stand_in = ModuleType(package)
+        stand_in.__path__ = [str(folder)]
+        spec = ModuleSpec(package, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        stand_in.__spec__ = spec  # or find_spec() would raise later
+        sys.modules[package] = stand_in
+    return importlib.import_module(f"{package}.{name}")
+
+
 @functools.cache
 def import_llama() -> Any:
     """Import llama_cpp.llama_cpp without its package's `__init__`.
@@ -59,10 +93,10 @@ def import_llama() -> Any:
     folder = package_folder()
     if folder is None:
         raise LlmrunError("llama-cpp-python is not installed", hint=f"pip install llama-cpp-python=={VERSION}")
-    found = re.search(r'__version__ = "([^"]+)"', (folder / "__init__.py").read_text(encoding="utf-8"))
-    if not found or found[1] != VERSION:
+    version = re.search(r'__version__ = "([^"]+)"', (folder / "__init__.py").read_text(encoding="utf-8"))
+    if not version or version[1] != VERSION:
         raise LlmrunError(
-            f"llama-cpp-python is version {found[1] if found else 'unknown'}",
+            f"llama-cpp-python is version {version[1] if version else 'unknown'}",
             why=f"llmrun is written for the memory layout of {VERSION}",
             hint=f"pip install llama-cpp-python=={VERSION}",
         )
@@ -82,7 +116,7 @@ def build() -> str:
     folder = Path(import_llama()._lib._name).parent
     libraries = sorted(path for path in folder.iterdir() if path.is_file() and _LIBRARY.search(path.name))
     stats = (path.stat() for path in libraries)
-    return " ".join((VERSION, *(f"{each.st_size}-{each.st_mtime_ns}" for each in stats)))
+    return " ".join((VERSION, *(f"{stat.st_size}-{stat.st_mtime_ns}" for stat in stats)))
 
 
 def import_mtmd() -> Any:
@@ -97,9 +131,9 @@ def start() -> None:
 
 def function(name: str, result: Any, *arguments: Any) -> Any:
     """Return a function of the library with this C signature; llama-cpp-python's own binding stays unchanged."""
-    found = import_llama()._lib[name]
-    found.restype, found.argtypes = result, arguments
-    return found
+    pointer = import_llama()._lib[name]
+    pointer.restype, pointer.argtypes = result, arguments
+    return pointer
 
 
 class NextnFunctions(NamedTuple):
@@ -114,10 +148,10 @@ class NextnFunctions(NamedTuple):
 def nextn_functions() -> NextnFunctions | None:
     """Return the functions; None if this build has them under no known name."""
     library, pointer = import_llama()._lib, ctypes.c_void_p
-    found = [_exported(library, name, gcc, microsoft) for name, gcc, microsoft in _NEXTN_NAMES]
-    if None in found:
+    exported = [_exported(library, *names) for names in _NEXTN_NAMES]
+    if None in exported:
         return None
-    functions = NextnFunctions(*found)
+    functions = NextnFunctions(*exported)
     functions.set_embeddings.argtypes, functions.set_embeddings.restype = (pointer, ctypes.c_bool, ctypes.c_bool), None
     functions.get_embeddings.argtypes, functions.get_embeddings.restype = (pointer,), pointer
     functions.get_embedding.argtypes, functions.get_embedding.restype = (pointer, ctypes.c_int32), pointer
@@ -217,6 +251,6 @@ def _choose_kernels(library: Any) -> None:
         getattr(library, name).restype = pointer
     device = library.ggml_backend_dev_by_type(_CPU_DEVICE)
     registry = library.ggml_backend_dev_backend_reg(pointer(device))
-    found = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
-    if found:
-        ctypes.CFUNCTYPE(pointer, pointer)(found)(device)
+    address = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
+    if address:
+        ctypes.CFUNCTYPE(pointer, pointer)(address)(device)

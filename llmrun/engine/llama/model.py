@@ -1,20 +1,17 @@
-"""The weights of one model file.
-
-Owns a llama_model: loading, progress and metadata. Must not know contexts, chat or sampling.
-"""
+"""The weights of one model file: loading, progress, metadata, and the sizes of the buffers that llama.cpp allocates."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
-from llmrun.engine.llama.buffers import BufferLog
-from llmrun.engine.llama.device_parameters import DeviceParameters
+from llmrun.engine.llama.devices import DeviceParameters, add_workers, gpus
 from llmrun.engine.llama.library import import_llama
 from llmrun.engine.llama.vocabulary import SPACE_CHANGES, STRIPS_ACCENTS, LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
@@ -25,9 +22,17 @@ if TYPE_CHECKING:  # loading the weights does not wait for these imports
     from llmrun.gguf.header import Header
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import DeviceBuffer, Load
+
+
 _KV_BOOL = 2  # llama_model_kv_override_type
 _SPACE_RULE = b"llmrun.tokenizer.space_prefix"  # metadata.SPACE_PREFIX, for which the weights would wait
 _RULES_WITHIN = 1 << 20  # bytes of a file before its vocabulary, generously
+# Lines of llama.cpp's log about buffers, whose sizes its C API does not tell.
+_SIZE = re.compile(r"(\S+) +(\w+)(?: state)? buffer size = +([\d.]+) MiB")
+_WEIGHTS = "model"
+_FAILURE = re.compile(r"failed to allocate (\S+) buffer of size (\d+)")
+_MIB = 1 << 20
+_installed: list[Any] = []  # the callback that llama.cpp has now
 
 
 def experts_of(layers: tuple[int, ...]) -> str:
@@ -43,6 +48,57 @@ def _has_text_rules(path: Path) -> bool:
     with suppress(OSError), path.open("rb") as file:
         return _SPACE_RULE in file.read(_RULES_WITHIN)
     return False
+
+
+class BufferLog:
+    """llama.cpp's log on its way to the native filter, and the sizes of buffers that it tells."""
+
+    def __init__(self) -> None:
+        self.failed: DeviceBuffer | None = None
+        """The buffer that the last context failed to allocate."""
+        self._sizes: dict[tuple[str, str], int] = {}  # device, purpose -> bytes
+        self._forward = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(
+            _native.log_callback_address
+        )
+
+    def install(self, llama: Any, *, verbose: bool) -> None:
+        """Make llama.cpp log here; without GPUs directly to the filter, because a callback in Python slows starts."""
+        receiver = self.add if gpus() else _native.log_callback_address
+        callback = llama.llama_log_callback(receiver)
+        llama.llama_log_set(callback, ctypes.c_void_p(int(verbose)))
+        _installed[:] = [callback]  # lives as long as llama.cpp may log, longer than this model
+
+    def add(self, level: int, text: bytes, verbose: Any) -> None:
+        if b"buffer" in text:
+            self.read(text.decode("utf-8", "replace"))
+        self._forward(level, text, verbose)
+
+    def read(self, line: str) -> None:
+        if match := _SIZE.search(line):
+            device, purpose, size = match.groups()
+            key = device.removesuffix("_Mapped"), purpose
+            self._sizes[key] = self._sizes.get(key, 0) + round(float(size) * _MIB)
+        elif match := _FAILURE.search(line):
+            from llmrun.protocol.loading import DeviceBuffer
+
+            self.failed = DeviceBuffer(match[1], int(match[2]))
+
+    def begin_context(self, llama: Any, *, verbose: bool) -> None:
+        """Forget all buffers but the weights', and receive the log again: another model may have taken it."""
+        self.install(llama, verbose=verbose)
+        self.failed = None
+        self._sizes = {key: size for key, size in self._sizes.items() if key[1] == _WEIGHTS}
+
+    @property
+    def buffers(self) -> tuple[DeviceBuffer, ...]:
+        """The bytes of each device, or of host memory such as "CPU" and "CUDA_Host"."""
+        from llmrun.protocol.loading import DeviceBuffer
+
+        devices = dict.fromkeys(device for device, _ in self._sizes)
+        return tuple(
+            DeviceBuffer(device, sum(size for (name, _), size in self._sizes.items() if name == device))
+            for device in devices
+        )
 
 
 class LlamaModel:
@@ -99,8 +155,6 @@ class LlamaModel:
         self.buffer_log.install(llama, verbose=verbose)  # looks at free memory before the weights take some
         llama.llama_backend_init()
         if workers:
-            from llmrun.engine.llama.rpc import add_workers
-
             add_workers(workers)
         self.pointer = self._load(vocabulary_only=vocabulary_only)
         if flag.is_set:
@@ -216,10 +270,10 @@ class LlamaModel:
         """
         if adapter.path not in self._adapters:
             self._identify(adapter.path)
-            found = self.llama.llama_adapter_lora_init(self.pointer, os.fsencode(adapter.path))
-            if not found:
+            pointer = self.llama.llama_adapter_lora_init(self.pointer, os.fsencode(adapter.path))
+            if not pointer:
                 raise BadModelError(f"llama.cpp can't use the adapter {Path(adapter.path).name}")
-            self._adapters[adapter.path] = found
+            self._adapters[adapter.path] = pointer
         return self._adapters[adapter.path]
 
     def _identify(self, path: str) -> None:

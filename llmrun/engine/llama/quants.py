@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from llmrun.engine.llama.ggml import type_numbers
 from llmrun.engine.llama.library import function
-from llmrun.engine.llama.tensors import type_numbers
 
 Array = Any  # NumPy's array; its own types say little more
 

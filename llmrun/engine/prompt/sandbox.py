@@ -11,7 +11,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn
 
-from llmrun.engine.llama.submodules import import_submodule
+from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import BadTemplateError
 
 MAX_BITS = 64 * 1024  # Of an integer: arithmetic with longer ones can take hours and can't be interrupted

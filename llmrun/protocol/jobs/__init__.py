@@ -1,6 +1,6 @@
-"""Jobs of the engine process besides answering: one module a job, with its command, its updates and its result.
+"""Jobs of the engine process besides answering, each with its command, its updates and its result.
 
-Owns JobKind; must not know single jobs. Only the requested job is imported, so that an answer does not wait for all.
+Only the module of the requested job is imported, so that an answer does not wait for all.
 """
 
 from __future__ import annotations
@@ -15,6 +15,26 @@ Command = TypeVar("Command")
 Update = TypeVar("Update")
 Result = TypeVar("Result")
 
+MODULES = {
+    "beams": "beams",
+    "bench": "bench",
+    "build": "machine",
+    "embed": "text",
+    "evaluate": "evaluate",
+    "explain": "explain",
+    "importance": "importance",
+    "kernels": "machine",
+    "limits": "machine",
+    "mix": "mix",
+    "prompt_scores": "evaluate",
+    "quantize": "quantize",
+    "score": "evaluate",
+    "tokenize": "text",
+    "trial": "quantize",
+    "worker": "machine",
+}
+"""Job -> its module here, which describes it as NAME, and its module in engine/jobs/, where run_name() does it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Empty:
@@ -22,15 +42,22 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class JobKind(Generic[Command, Update, Result]):
-    """One kind of job."""
+class Progress:
+    """The update of a job that tells no more than its progress."""
 
-    name: str  # of its modules in protocol/jobs/ and engine/jobs/, whose run() does it
-    command: type[Command]  # these three are dataclasses
+    share: float  # 0 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind(Generic[Command, Update, Result]):
+    """The description of a job."""
+
+    name: str  # a key of MODULES
+    command: type[Command]  # these three are dataclasses or named tuples
     update: type[Update]
     result: type[Result]
     models: Callable[[Command], tuple[str, ...]] = lambda command: ()  # files the engine reads; checked if it crashes
-    needs_model: bool = False  # run() also gets the engine's loaded model
+    needs_model: bool = False  # its function also gets the engine's loaded model
 
     def read(self, arguments: Any) -> Command:
         """Return the command for arguments made by as_dict().

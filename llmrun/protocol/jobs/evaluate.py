@@ -1,14 +1,18 @@
-"""The job `evaluate`: a model's quality on a text, alone or compared with a reference model.
+"""The jobs that compute how well a model predicts a text.
 
-Owns names and meaning of the figures; must not know their computation or display. Divergences are in nats.
+`evaluate`: quality on a text, alone or compared with a reference model; `score`: the log-probability of each token of a
+text, and its perplexity; `prompt_scores`: the log-probability of each token of a prompt, as the loaded model predicts
+it. Divergences are in nats.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs import Empty, JobKind
+from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.settings import EngineSettings
 
 BLOCKS = (256, 64)
@@ -146,3 +150,54 @@ EVALUATE = JobKind(
     EvaluateResult,
     lambda command: tuple(filter(None, (command.model, command.reference))),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreText(EngineSettings):
+    """Score a text."""
+
+    model: str  # path of its GGUF file, absolute
+    text: str
+    n_ctx: int  # maximum tokens of a window
+    adapters: tuple[Adapter, ...] = ()
+
+
+class ScoredToken(NamedTuple):
+    """A token of the text."""
+
+    id: int
+    data: str  # its bytes, in hex
+    logprob: float | None  # natural logarithm, given the tokens before it; None for the first
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """The scores of a text."""
+
+    tokens: tuple[ScoredToken, ...]
+    n_ctx: int  # tokens of a window
+    windows: int  # each later one begins with at least half of the one before, which is not scored again
+    perplexity: Figure  # exp of the mean negative log-probability
+    bits_per_byte: float
+
+
+SCORE = JobKind("score", ScoreText, EvaluateUpdate, ScoredText, lambda command: (command.model,))
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePrompt:
+    """Score a prompt."""
+
+    text: str
+    tokens: tuple[int, ...]  # ids; the text counts if there are none
+    top: int  # number of most likely tokens to report in each place
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The scores of a prompt."""
+
+    tokens: tuple[TokenLogprob, ...]  # of the first one, which nothing predicts, the log-probability is 0
+
+
+PROMPT_SCORES = JobKind("prompt_scores", ScorePrompt, Empty, PromptScores, needs_model=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmrun.protocol.jobs import Empty, JobKind
-from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.jobs.text import VocabularyPiece
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs import JobKind, Progress
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureMix:
     """Measure the loss of each tensor with each type."""
 
-    files: tuple[str, ...]  # paths of the model's files, absolute, in their order
+    model: str  # path of the model's (first) file, absolute
     candidates: dict[str, tuple[int, ...]]  # tensor -> ggml's numbers of possible types
     text: str  # only its beginning is used
     imatrix: str = ""  # path of an importance matrix in GGUF, absolute; "" for none
     threads: int = 1
     seconds: float = 60.0  # approximate time of the model's passes; more time gives smaller groups of tensors
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureUpdate:
-    """Progress, 0 to 1."""
-
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +31,4 @@ class MixMeasurement:
     positions: int  # number of compared positions in the text
 
 
-MIX = JobKind("mix", MeasureMix, MeasureUpdate, MixMeasurement, lambda command: command.files[:1])
+MIX = JobKind("mix", MeasureMix, Progress, MixMeasurement, lambda command: (command.model,))

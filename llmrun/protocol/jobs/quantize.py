@@ -1,10 +1,10 @@
-"""The job `quantize`: write a GGUF file with a model's weights in fewer bits."""
+"""The jobs `quantize`, which writes a model's weights in fewer bits, and `trial`, which verifies a GGUF file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,14 @@ class Quantized:
 
 
 QUANTIZE = JobKind("quantize", Quantize, QuantizeUpdate, Quantized, lambda command: (command.source,))
+
+
+@dataclass(frozen=True, slots=True)
+class TryFile:
+    """Verify a file."""
+
+    path: str  # absolute
+    threads: int
+
+
+TRIAL = JobKind("trial", TryFile, Empty, Empty, lambda command: (command.path,))

@@ -20,7 +20,7 @@ from llmrun.planning.placement import ALL_LAYERS
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest
 from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, least_chunks
-from llmrun.protocol.jobs.tokenize import TOKENIZE, TokenizeText
+from llmrun.protocol.jobs.text import TOKENIZE, TokenizeText
 from llmrun.protocol.loading import Load
 from llmrun.quantize.evaluate import EvaluatedText, choose_context, default_text, evaluate
 from llmrun.quantize.job import Preview, QuantizeRequest, preview, quantize

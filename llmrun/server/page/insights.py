@@ -20,8 +20,8 @@ from starlette.routing import Route
 from llmrun.errors import CancelledError, UsageError
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
-from llmrun.protocol.jobs.prompt_scores import PROMPT_SCORES, ScorePrompt
-from llmrun.protocol.jobs.tokenize import TokenizeText
+from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
+from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams

@@ -39,7 +39,7 @@ def render(template: str, *, scripts: Sequence[str] = ("sort.js",), **data: obje
 
 
 def _environment() -> Environment:
-    # From its submodules: a process that renders chat templates has an empty `jinja2` (engine/llama/submodules.py).
+    # From its submodules: a process that renders chat templates has an empty `jinja2` (engine/llama/library.py).
     from jinja2.environment import Environment
     from jinja2.loaders import FileSystemLoader
     from jinja2.runtime import StrictUndefined

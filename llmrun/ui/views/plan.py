@@ -9,7 +9,7 @@ from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.placement import described
 from llmrun.planning.speed import is_slowed
-from llmrun.protocol.jobs.kernels import MachineSpeed
+from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output

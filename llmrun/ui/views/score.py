@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmrun.protocol.jobs.score import ScoredText, ScoredToken
+from llmrun.protocol.jobs.evaluate import ScoredText, ScoredToken
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.ui.answer.surprise import shaded_pieces, show_legend, show_surprises
 from llmrun.ui.terminal.ansi import paint

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from support.beam_twin import Found, TableContinuations, ours, table, transformers
 
-from llmrun.engine.jobs.beam_search import BeamSearch
+from llmrun.engine.jobs.beams import BeamSearch
 from llmrun.errors import UsageError
 from llmrun.protocol.jobs.beams import ROOT, BeamSettings
 

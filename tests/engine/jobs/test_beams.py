@@ -24,9 +24,7 @@ from support.plain_logits import computed
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.constraint.matcher import compile_grammar
-from llmrun.engine.jobs.beam_branches import BeamState, Branches
-from llmrun.engine.jobs.beam_search import Beam, BeamSearch
-from llmrun.engine.jobs.beams import BeamDecoder, run
+from llmrun.engine.jobs.beams import BeamDecoder, BeamSearch, BeamState, Branches, run_beams
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -172,7 +170,7 @@ def test_models_whose_memory_cannot_fork_are_refused(trait: str) -> None:
     loaded: Any = SimpleNamespace(weights=SimpleNamespace(**traits))
     command = SearchBeams(AnswerRequest(prompt="hello"), BeamSettings(2))
     with pytest.raises(UsageError, match="does not support --beams"):
-        run(command, lambda step: None, _native.CancelFlag(), loaded)
+        run_beams(command, lambda step: None, _native.CancelFlag(), loaded)
 
 
 def test_stop_texts_and_bans(models: dict[str, LlamaModel]) -> None:
@@ -205,14 +203,14 @@ def test_a_grammar_is_followed_as_a_naive_search_does(beams: int, models: dict[s
 
 
 class NaiveGrammar:
-    """search.Continuations without forks."""
+    """beams.Branches without forks."""
 
     def __init__(self, model: LlamaModel, grammar: Grammar, prompt: list[int]) -> None:
         self.search: BeamSearch
         self._model, self._grammar, self._prompt = model, grammar, prompt
 
-    def likeliest(self, beam: Beam, count: int) -> list[tuple[int, float]]:
-        tokens = [self.search.tree[node].token for node in self.search.path(beam.node)]
+    def likeliest(self, node: int, count: int) -> list[tuple[int, float]]:
+        tokens = [self.search.tree[step].token for step in self.search.path(node)]
         matcher, n_vocab = compile_grammar(self._grammar, self._model.vocabulary), self._model.vocabulary.n_tokens
         for token in tokens:
             matcher.accept(token)
@@ -225,5 +223,5 @@ class NaiveGrammar:
         allowed = [(token, float(row[token])) for token in range(n_vocab) if words[token // 32] >> token % 32 & 1]
         return sorted(allowed, key=lambda pair: -pair[1])[:count]
 
-    def ends(self, beam: Beam, token: int) -> bool:
+    def ends(self, node: int, token: int) -> bool:
         return self._model.vocabulary.is_end(token)

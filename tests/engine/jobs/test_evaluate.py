@@ -15,7 +15,7 @@ from support.noisy import TEXT, nll_of, noisy
 
 from llmrun.engine.jobs import needles
 from llmrun.engine.jobs.evaluate import Evaluation, Layout, check_vocabulary
-from llmrun.engine.jobs.evaluate_scores import Rows
+from llmrun.engine.jobs.scores import Rows
 from llmrun.errors import BadLogitsError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware

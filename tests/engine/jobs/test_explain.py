@@ -37,8 +37,7 @@ from llmrun.convert.job import convert_folder
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.jobs import explain
-from llmrun.engine.jobs.explain import run
-from llmrun.engine.jobs.explain_collector import Collector
+from llmrun.engine.jobs.explain import Collector, run_explain
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
@@ -105,7 +104,7 @@ def answered(path: Path) -> Iterator[Callable[..., LoadedModel]]:
 
 
 def looked_at(loaded: LoadedModel, **changes: Any) -> RunCollected:
-    return run(ExplainRun(1, **changes), lambda update: None, _native.CancelFlag(), loaded)
+    return run_explain(ExplainRun(1, **changes), lambda update: None, _native.CancelFlag(), loaded)
 
 
 def norms(rows: Any) -> Any:
@@ -225,7 +224,7 @@ def test_a_control_token_has_a_place_but_no_neighbours(answered: Callable[..., L
 def test_a_lens_that_does_not_give_the_models_own_logits_is_refused(
     answered: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmrun.engine.jobs.logit_lens._MAX_DIFFERENCE", -1.0)
+    monkeypatch.setattr("llmrun.engine.jobs.explain_matrices._MAX_DIFFERENCE", -1.0)
     found = looked_at(answered())
     assert (found.lens, found.lens_refused) == ((), "differs")
 
@@ -261,7 +260,7 @@ def test_attention_is_seen_of_answers_with_flash_attention_too(answered: Callabl
 
 def test_an_answer_that_is_not_remembered(answered: Callable[..., LoadedModel]) -> None:
     with pytest.raises(UsageError):
-        run(ExplainRun(7), lambda update: None, _native.CancelFlag(), answered())
+        run_explain(ExplainRun(7), lambda update: None, _native.CancelFlag(), answered())
 
 
 def test_an_answer_about_an_image_is_refused(

@@ -14,11 +14,9 @@ from support.numpy_llama import logits
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
-from llmrun.engine.jobs.activations import Activations
-from llmrun.engine.jobs.calibration import PARALLEL
-from llmrun.engine.jobs.importance import run
+from llmrun.engine.jobs.importance import PARALLEL, Activations, run_importance
+from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.llama.tensors import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
 from llmrun.gguf.imatrix import read_imatrix
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
@@ -129,7 +127,7 @@ def test_what_is_on_a_gpu_is_copied_first(tmp_path: Path, monkeypatch: pytest.Mo
         if not is_here:  # ggml copies from a processor's memory just as well
             monkeypatch.setattr(TensorNumbers, "_is_readable", lambda self, tensor: False)
         command = Importance(str(model), str(tmp_path / name), str(text), gpu_layers=0)
-        run(command, lambda update: None, _native.CancelFlag())
+        run_importance(command, lambda update: None, _native.CancelFlag())
     assert (tmp_path / "here").read_bytes() == (tmp_path / "copied").read_bytes()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from llmrun.engine.jobs.build import parse_system_info
+from llmrun.engine.jobs.machine import parse_system_info
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.build import BUILD
+from llmrun.protocol.jobs.machine import BUILD
 from llmrun.runner.client import EngineClient
 
 

@@ -14,10 +14,8 @@ from support.noisy import TEXT, nll_of, noisy
 from support.plain_logits import loaded
 
 from llmrun.convert.job import convert_folder
-from llmrun.engine.jobs.evaluate import Evaluation, open_context
-from llmrun.engine.jobs.score import score, window_starts
-from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateUpdate
-from llmrun.protocol.jobs.score import ScoredText
+from llmrun.engine.jobs.evaluate import Evaluation, open_context, score, window_starts
+from llmrun.protocol.jobs.evaluate import Evaluate, EvaluateUpdate, ScoredText
 
 GOLDEN = json.loads(GOLDENS.read_text(encoding="utf-8"))["logprobs"]
 MODEL = noisy(1)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from support.random_model import write_random_model
 
-from llmrun.engine.llama import device_parameters
-from llmrun.engine.llama.device_parameters import DeviceParameters
-from llmrun.engine.llama.devices import Device
+from llmrun.engine.llama import devices as module
+from llmrun.engine.llama.devices import Device, DeviceParameters
 from llmrun.errors import UsageError
 from llmrun.protocol.loading import DeviceBuffer
 from llmrun.protocol.settings import EngineSettings
@@ -28,8 +27,8 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         "ggml_backend_dev_backend_reg": lambda pointer: 1,
         "ggml_backend_reg_get_proc_address": lambda registry, name: 0,
     }
-    monkeypatch.setattr(device_parameters, "devices", lambda: there)
-    monkeypatch.setattr(device_parameters, "function", lambda name, *types: functions[name])
+    monkeypatch.setattr(module, "devices", lambda: there)
+    monkeypatch.setattr(module, "function", lambda name, *types: functions[name])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def test_shares_fill_llama_cpps_array(path: Path) -> None:
 
 def test_overrides_come_before_the_experts(path: Path) -> None:
     params, chosen = applied(path, "exps", override_tensor="ffn_up=CUDA1")
-    first, second, last = (device_parameters._Override * 3).from_address(params.tensor_buft_overrides)
+    first, second, last = (module._Override * 3).from_address(params.tensor_buft_overrides)
     assert (first.pattern, first.buffer_type) == (b"ffn_up", 112)
     assert (second.pattern, second.buffer_type) == (b"exps", 110)
     assert last.pattern is None

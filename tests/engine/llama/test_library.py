@@ -1,14 +1,16 @@
-"""Backends that are files of their own: the best variant, or the one that the user names."""
+"""Backends that are files of their own, in the best variant or the one that the user names; submodules alone."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from llmrun.engine.llama.library import _load_backends, cpu_variant, cpu_variants
+from llmrun.engine.llama.library import _load_backends, cpu_variant, cpu_variants, folder_of, import_submodule
 from llmrun.errors import UsageError
 
 
@@ -70,3 +72,32 @@ def test_backends_that_are_linked_are_there_already(library: Any) -> None:
 
 def test_a_linked_backend_has_no_variant() -> None:
     assert cpu_variant() == ""
+
+
+def test_folder_of() -> None:
+    folder = folder_of("jinja2")
+    assert folder is not None
+    assert (folder / "sandbox.py").is_file()
+    assert folder_of("no_such_package_anywhere") is None
+
+
+def test_missing_package() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package_anywhere"):
+        import_submodule("no_such_package_anywhere", "module")
+
+
+def test_init_is_not_run(tmp_path: Path) -> None:
+    package = tmp_path / "heavy"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('was run')\n")
+    (package / "part.py").write_text("from heavy.other import VALUE\n")
+    (package / "other.py").write_text("VALUE = 7\n")
+    code = (
+        "from llmrun.engine.llama.library import import_submodule\n"
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "assert import_submodule('heavy', 'part').VALUE == 7\n"
+        "assert import_submodule('heavy', 'other').VALUE == 7\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('heavy').submodule_search_locations\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)

@@ -9,7 +9,7 @@ from support.explained import CACHE, FOUND, LAYER, RUN, column
 
 from llmrun.insight.explain import ExplainedAnswer
 from llmrun.protocol.jobs.explain import HeadAttention, WatchedLayer
-from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.jobs.text import VocabularyPiece
 from llmrun.protocol.messages import DraftedToken
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.explain import show_explained, sparkline

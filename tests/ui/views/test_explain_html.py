@@ -25,7 +25,7 @@ from llmrun.protocol.jobs.explain import (
     Neighbour,
     WatchedLayer,
 )
-from llmrun.protocol.jobs.tokenize import VocabularyPiece
+from llmrun.protocol.jobs.text import VocabularyPiece
 from llmrun.protocol.messages import DraftedToken
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import ChainStep, Choice

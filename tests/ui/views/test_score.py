@@ -6,8 +6,7 @@ import io
 
 import pytest
 
-from llmrun.protocol.jobs.evaluate import Figure
-from llmrun.protocol.jobs.score import ScoredText, ScoredToken
+from llmrun.protocol.jobs.evaluate import Figure, ScoredText, ScoredToken
 from llmrun.ui.answer.surprise import shade
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.score import score_json, show_score

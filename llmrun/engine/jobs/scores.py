@@ -1,8 +1,8 @@
 """Scores from logits, and figures with intervals from scores.
 
-Owns the mathematics; must not know models, texts or the pipe. Names, standard errors and quantiles are those of
-llama.cpp's tools/perplexity; the intervals are ours. llama-perplexity compares with log-probabilities that it stored in
-16 bits, without tokens less likely than e^-16; here both rows of logits are complete.
+Names, standard errors and quantiles are those of llama.cpp's tools/perplexity; the intervals are ours. llama-perplexity
+compares with log-probabilities that it stored in 16 bits, without tokens less likely than e^-16; here both rows of
+logits are complete.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Rows:
     def score(self, address: int, token: int) -> tuple[float, bool]:
         """Return a token's negative log-likelihood, NaN for invalid logits, and whether it is the most likely token."""
         logits, top = self._shifted(address, self._model)
-        own = float(logits[token])
+        logit = float(logits[token])
         np.exp(logits, out=logits)
-        return math.log(logits.sum(dtype=np.float64)) - own, top == token
+        return math.log(logits.sum(dtype=np.float64)) - logit, top == token
 
     def compare(self, address: int, reference: int, token: int, row: Array) -> None:
         """Write a position's scores to its row of SCORE.
@@ -67,7 +67,7 @@ class Rows:
         """
         model, top = self._shifted(address, self._model)
         base, reference_top = self._shifted(reference, self._reference)
-        own, own_base = float(model[token]), float(base[token])
+        logit, logit_base = float(model[token]), float(base[token])
         weights = np.exp(base, out=self._weights)
         total_base = float(weights.sum(dtype=np.float64))
         log_base = math.log(total_base)
@@ -78,8 +78,8 @@ class Rows:
             base[weights == 0] = 0
             difference = float(np.dot(weights, base)) / total_base
         log_model = math.log(np.exp(model, out=model).sum(dtype=np.float64))
-        row["nll"], row["top"] = log_model - own, top == token
-        row["reference_nll"], row["reference_top"] = log_base - own_base, reference_top == token
+        row["nll"], row["top"] = log_model - logit, top == token
+        row["reference_nll"], row["reference_top"] = log_base - logit_base, reference_top == token
         row["kld"] = max(difference + log_model - log_base, 0.0)  # rounding may give a negative number
         row["same_top"] = top == reference_top
 
@@ -165,8 +165,8 @@ def _blocks(scores: Array) -> Array:
     for size in BLOCKS:
         in_chunk = place // size
         keys = scores["chunk"].astype(np.int64) * (int(in_chunk.max()) + 1) + in_chunk
-        found, blocks = np.unique(keys, return_inverse=True)
-        if len(found) >= _MIN_LARGE_BLOCKS:
+        distinct, blocks = np.unique(keys, return_inverse=True)
+        if len(distinct) >= _MIN_LARGE_BLOCKS:
             break
     return blocks
 

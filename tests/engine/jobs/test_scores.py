@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmrun.engine.jobs import evaluate_scores
-from llmrun.engine.jobs.evaluate_scores import SCORE, Rows
+from llmrun.engine.jobs import scores as figures
+from llmrun.engine.jobs.scores import SCORE, Rows
 from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Figure
 
 N_VOCAB = 3001
@@ -121,10 +121,10 @@ def percentile(values: list[float], fraction: float) -> float:
 
 def test_figures_and_errors_are_llama_perplexitys() -> None:
     scores = some_scores(5, 100)
-    found = evaluate_scores.divergence(scores)
+    found = figures.divergence(scores)
     nll, base, kld = ([float(value) for value in scores[name]] for name in ("nll", "reference_nll", "kld"))
     log_ppl, log_base = mean_and_uncertainty(nll), mean_and_uncertainty(base)
-    own = evaluate_scores.perplexity(scores)
+    own = figures.perplexity(scores)
     assert (own.value, own.error) == pytest.approx((math.exp(log_ppl[0]), math.exp(log_ppl[0]) * log_ppl[1]))
     reference = found.reference_perplexity
     assert (reference.value, reference.error) == pytest.approx(
@@ -156,8 +156,8 @@ def test_figures_and_errors_are_llama_perplexitys() -> None:
 def test_bits_per_byte() -> None:
     scores = some_scores(1, 20)
     bits = sum(float(nll) for nll in scores["nll"]) / math.log(2)
-    assert evaluate_scores.bits_per_byte(scores) == pytest.approx(bits / int(scores["n_bytes"].sum()))
-    assert evaluate_scores.bits_per_byte(scores[:0]) == 0.0
+    assert figures.bits_per_byte(scores) == pytest.approx(bits / int(scores["n_bytes"].sum()))
+    assert figures.bits_per_byte(scores[:0]) == 0.0
 
 
 def correlated(random: Any, blocks: int) -> Any:
@@ -178,17 +178,17 @@ def test_intervals_contain_the_truth_as_often_as_they_say(blocks: int) -> None:
     """Correlated positions, for which llama-perplexity's errors are several times too small."""
     random = np.random.default_rng(5)
     truth = correlated(np.random.default_rng(6), 1000)
-    expected, expected_perplexity = evaluate_scores.divergence(truth), evaluate_scores.perplexity(truth).value
+    expected, expected_perplexity = figures.divergence(truth), figures.perplexity(truth).value
     names = ("mean", "median", "p90", "same_top")
     right = dict.fromkeys((*names, "perplexity"), 0)
     rounds = 150
     for _ in range(rounds):
         scores = correlated(random, blocks)
-        found = evaluate_scores.divergence(scores)
+        found = figures.divergence(scores)
         for name in names:
             figure = getattr(found, name)
             right[name] += figure.low <= getattr(expected, name).value <= figure.high
-        perplexity = evaluate_scores.perplexity(scores)
+        perplexity = figures.perplexity(scores)
         right["perplexity"] += perplexity.low <= expected_perplexity <= perplexity.high
     for name, count in right.items():
         assert count / rounds > 0.87, (name, count)
@@ -197,7 +197,7 @@ def test_intervals_contain_the_truth_as_often_as_they_say(blocks: int) -> None:
 def test_a_share_of_all_is_not_certain() -> None:
     scores = some_scores(LEAST_BLOCKS, 64)
     scores["same_top"] = True
-    share = evaluate_scores.divergence(scores).same_top
+    share = figures.divergence(scores).same_top
     assert share.value == share.high == 1.0
     assert share.low is not None
     assert 0.99 < share.low < 1.0
@@ -205,35 +205,34 @@ def test_a_share_of_all_is_not_certain() -> None:
 
 def test_few_positions_are_no_reason_to_fail() -> None:
     for count in (1, 2, 11):
-        found = evaluate_scores.divergence(some_scores(1, count))
+        found = figures.divergence(some_scores(1, count))
         assert found.mean.value > 0
         for name in FIGURES:
             assert getattr(found, name).half is None, name
-        assert evaluate_scores.perplexity(some_scores(1, count)).value > 1
+        assert figures.perplexity(some_scores(1, count)).value > 1
 
 
 def test_position_ranges() -> None:
-    assert evaluate_scores.range_bounds(512) == [(0, 512)]
-    assert evaluate_scores.range_bounds(300) == [(0, 300)]
-    assert evaluate_scores.range_bounds(3000) == [(0, 512), (512, 1024), (1024, 2048), (2048, 3000)]
+    assert figures.range_bounds(512) == [(0, 512)]
+    assert figures.range_bounds(300) == [(0, 300)]
+    assert figures.range_bounds(3000) == [(0, 512), (512, 1024), (1024, 2048), (2048, 3000)]
     scores = some_scores(2, 1500)
     scores["position"] -= 1500
-    near, middle, far = evaluate_scores.position_ranges(scores, 1501, compared=True)
+    near, middle, far = figures.position_ranges(scores, 1501, compared=True)
     assert (near.start, near.end, near.positions) == (0, 512, 1024)
     assert (far.start, far.end, far.positions) == (1024, 1501, 2 * 476)
     part = scores[scores["position"] >= 1024]
-    assert far.perplexity == evaluate_scores.perplexity(part)
-    assert far.divergence == evaluate_scores.divergence(part).mean
-    assert far.same_top == evaluate_scores.divergence(part).same_top
+    assert far.perplexity == figures.perplexity(part)
+    assert far.divergence == figures.divergence(part).mean
+    assert far.same_top == figures.divergence(part).same_top
     assert (
-        middle.reference_perplexity
-        == evaluate_scores.divergence(scores[scores["position"] // 512 == 1]).reference_perplexity
+        middle.reference_perplexity == figures.divergence(scores[scores["position"] // 512 == 1]).reference_perplexity
     )
-    assert all(stretch.divergence is None for stretch in evaluate_scores.position_ranges(scores, 1501, compared=False))
+    assert all(stretch.divergence is None for stretch in figures.position_ranges(scores, 1501, compared=False))
 
 
 def test_an_interval_has_its_figure_inside() -> None:
-    figure = evaluate_scores.divergence(some_scores(LEAST_BLOCKS, 50))
+    figure = figures.divergence(some_scores(LEAST_BLOCKS, 50))
     for name in FIGURES:
         value: Figure = getattr(figure, name)
         assert value.low is not None, name
@@ -247,12 +246,12 @@ def test_intervals_of_positive_figures_are_positive() -> None:
     for name in ("kld", "nll"):
         scores[name][64:] = 1e-4
     scores["reference_nll"][64:] = 1e-4 + 1e-6
-    found = evaluate_scores.divergence(scores)
+    found = figures.divergence(scores)
     for name in ("mean", "rms_change", "ratio", "reference_perplexity"):
         low = getattr(found, name).low
         assert low is not None, name
         assert 0 < low < getattr(found, name).value, name
-    mean = evaluate_scores._mean(scores["kld"], evaluate_scores._blocks(scores))
+    mean = figures._mean(scores["kld"], figures._blocks(scores))
     assert mean.low is not None
     assert mean.low < 0, "or the case says nothing"
 
@@ -260,7 +259,7 @@ def test_intervals_of_positive_figures_are_positive() -> None:
 def test_a_hopeless_model_has_a_perplexity_too() -> None:
     scores = some_scores(LEAST_BLOCKS, 2)
     scores["nll"] = np.linspace(900, 1000, len(scores))
-    found = evaluate_scores.perplexity(scores)
+    found = figures.perplexity(scores)
     assert math.isfinite(found.value)
     assert found.high is not None
     assert math.isfinite(found.high)

@@ -1,4 +1,8 @@
-"""The job `kernels`: the speed of ggml's kernels for a model's operations on this machine, and its lookup."""
+"""The jobs about the machine that the engine runs on.
+
+`build`: llama.cpp's build features and devices; `limits`: peak memory bandwidth and multiply-add rates; `kernels`: the
+speed of ggml's kernels for a model's operations; `worker`: serve this machine's devices to engines of other machines.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,46 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind
+from llmrun.protocol.devices import Gpu
+from llmrun.protocol.jobs import Empty, JobKind, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """The installed llama.cpp."""
+
+    features: dict[str, tuple[str, ...]]  # backend -> its build features, e.g. "CPU" -> ("AVX2", "FMA")
+    gpus: tuple[Gpu, ...]
+    offload: bool  # the build can use a GPU
+    rpc: bool = False  # the build can use RPC workers
+    backends: tuple[str, ...] = ()  # in use, e.g. "CPU" and "CUDA"
+    cpu_variant: str = ""  # of the processor's backend, e.g. "zen4"; "" where the build has only one
+
+
+BUILD = JobKind("build", Empty, Empty, Build)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureLimits:
+    """Measure with `threads` threads."""
+
+    n_bytes: int  # read repeatedly: the size of the model, so that caches help equally
+    threads: int
+    seconds: float = 0.15  # for reading, and again for multiplying
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLimits:
+    """The machine's peak rates."""
+
+    read: float  # bytes/s
+    int8: float  # multiply-adds/s of 8-bit integers; 0 if the processor has no instruction that we use
+    half: float  # of 16-bit floats
+    single: float  # of 32-bit floats
+
+
+LIMITS = JobKind("limits", MeasureLimits, Empty, MeasuredLimits)
+
 
 STAND_IN = "Q4_K"
 """Used for a type that can't be measured."""
@@ -23,13 +66,6 @@ class MeasureKernels:
     types: tuple[str, ...]  # ggml's names, e.g. "Q4_K"; unknown ones are left out
     cache: int = 0  # bytes of the last-level cache; 0 if unknown
     gpu: str = ""  # ggml's name of the GPU to measure, "" for the processor
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredShare:
-    """The part of the measurement that is done."""
-
-    share: float  # 0 to 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +124,24 @@ class MachineSpeed:
         return table[nearest] * head_length / nearest
 
 
-KERNELS = JobKind("kernels", MeasureKernels, MeasuredShare, MachineSpeed)
+KERNELS = JobKind("kernels", MeasureKernels, Progress, MachineSpeed)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeDevices:
+    """Serve devices."""
+
+    endpoint: str  # "ADDRESS:PORT" to listen on, an IPv4 address
+    threads: int  # of the processor
+    cache: str = ""  # folder that caches weights, so that they need not be sent again; "" for none
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDevices:
+    """The served devices, sent just before the worker listens."""
+
+    devices: tuple[Gpu, ...]  # GPUs, or the processor if there are none
+    build: str  # ggml's version and commit
+
+
+WORKER = JobKind("worker", ServeDevices, ServedDevices, Empty)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.llama import buffers
-from llmrun.engine.llama.buffers import BufferLog
+from llmrun.engine.llama import model as module
 from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.model import BufferLog
 from llmrun.protocol.loading import DeviceBuffer
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ def test_a_buffer_that_could_not_be_allocated(log: BufferLog) -> None:
 
 @pytest.mark.parametrize("has_gpus", [False, True])
 def test_only_with_gpus_each_line_goes_through_python(monkeypatch: pytest.MonkeyPatch, has_gpus: bool) -> None:
-    monkeypatch.setattr(buffers, "gpus", lambda: ("GPU",) if has_gpus else ())
+    monkeypatch.setattr(module, "gpus", lambda: ("GPU",) if has_gpus else ())
     seen: list[Any] = []
 
     class Llama:

@@ -1,6 +1,7 @@
-"""Vectors and scores are those of transformers, however many texts go together and however long they are.
+"""Tokens of a text by a vocabulary alone; vectors and scores, which are those of transformers.
 
-embed_goldens.json was made by tests/upstream/embedding_goldens.py.
+However many texts go together and however long they are. embed_goldens.json was made by
+tests/upstream/embedding_goldens.py.
 """
 
 from __future__ import annotations
@@ -15,21 +16,62 @@ from typing import Any
 import numpy as np
 import pytest
 from support.embedding_models import EMBEDDING_CASES, GOLDENS, QUERY, RANKING_CASES, TEXTS, gguf_of
+from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
 
 from llmrun import _native
 from llmrun.engine.embedding import BATCH_TOKENS, batches
-from llmrun.engine.jobs.embed import slices
+from llmrun.engine.jobs.text import run_embed, run_tokenize
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.slices import TimeShare
-from llmrun.errors import CancelledError, ContextOverflowError, UsageError
+from llmrun.errors import BadModelError, CancelledError, ContextOverflowError, UsageError
 from llmrun.gguf.pooling import pooling_of
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
+from llmrun.protocol.jobs import Empty
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText, VocabularyPiece
 from llmrun.protocol.loading import Load
+
+HI, SPACE = SPELLING_VOCABULARY.index("\u2581hi"), SPELLING_VOCABULARY.index("\u2581")
+
+
+def tokenized(path: Path, text: str, *, special: bool = True) -> TextTokens:
+    told: list[Empty] = []
+    return run_tokenize(TokenizeText(str(path), text, special), told.append, _native.CancelFlag())
+
+
+def test_a_file_without_weights_will_do(tmp_path: Path) -> None:
+    path = write(tmp_path / "tiny.gguf", spelling_model())
+    found = tokenized(path, "hi hi</s>")
+    assert found.tokens == (1, HI, HI, 2)
+    assert found.pieces == (
+        VocabularyPiece(1, b"<s>".hex(), is_control=True),
+        VocabularyPiece(HI, b" hi".hex()),
+        VocabularyPiece(2, b"</s>".hex(), is_control=True),
+    )
+    assert found.n_vocab == len(SPELLING_VOCABULARY)
+
+
+def test_a_vocabulary_that_was_opened_ahead_is_not_read_again(tmp_path: Path) -> None:
+    path, flag = write(tmp_path / "tiny.gguf", spelling_model()), _native.CancelFlag()
+    opened = run_tokenize(TokenizeText(str(path), "", special=False), lambda update: None, flag)
+    assert (opened.tokens, opened.n_vocab) == ((), len(SPELLING_VOCABULARY))
+    path.unlink()
+    assert run_tokenize(TokenizeText(str(path), "hi"), lambda update: None, flag).tokens == (1, HI)
+
+
+def test_plain_text_has_no_control_tokens(tmp_path: Path) -> None:
+    found = tokenized(write(tmp_path / "tiny.gguf", spelling_model()), "</s>", special=False)
+    assert found.tokens == (SPACE, *(SPELLING_VOCABULARY.index(f"<0x{byte:02X}>") for byte in b"</s>"))
+    assert not any(piece.is_control for piece in found.pieces)
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadModelError):
+        tokenized(write(tmp_path / "bad.gguf", b"GGUF nothing"), "hi")
+
 
 FOUND: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
 BERT, QWEN3 = "bert, mean", "qwen3, last token"
@@ -57,7 +99,7 @@ class Embedding:
 
     def done(self, *texts: str, **changes: Any) -> TextsEmbedded:
         command = EmbedTexts(texts, **{"pooling": self.pooling, **changes})
-        return finish(slices(command, self.loaded, self.share, lambda: True))
+        return finish(run_embed(command, self.loaded, self.share, lambda: True))
 
     def rows(self, *texts: str, **changes: Any) -> Any:
         done = self.done(*texts, **changes)
@@ -164,7 +206,7 @@ def test_a_text_of_megabytes_is_cut_before_it_is_tokenized(
 def test_texts_are_not_tokenized_after_a_cancel(model: Callable[..., Embedding]) -> None:
     embedding = model(BERT)
     wanted = iter([True, False])
-    job = slices(EmbedTexts(("a", "b", "a"), "mean"), embedding.loaded, embedding.share, lambda: next(wanted))
+    job = run_embed(EmbedTexts(("a", "b", "a"), "mean"), embedding.loaded, embedding.share, lambda: next(wanted))
     with pytest.raises(CancelledError):
         next(job)
 

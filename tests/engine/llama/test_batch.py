@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from llmrun.engine.llama.base import Entry, ImageSpan
-from llmrun.engine.llama.positions import Positions
+from llmrun.engine.llama.batch import Positions
 
 FIRST, SECOND = ImageSpan(4, 14, 5), ImageSpan(20, 26, 3)
 

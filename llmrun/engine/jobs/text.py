@@ -1,6 +1,6 @@
-"""The job `embed`: embeddings of texts, or scores of texts against a query.
+"""The jobs `tokenize` and `embed`: tokens of texts; embeddings of texts, or their scores against a query.
 
-Owns the model's token layout and the truncation of long texts; embedding.py computes.
+Owns the token layout of embedding models and rerankers, and the truncation of long texts; embedding.py computes.
 """
 
 from __future__ import annotations
@@ -8,17 +8,51 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
+from llmrun import _native
+from llmrun.engine.llama.base import Vocabulary
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
-from llmrun.engine.loaded import LoadedModel
-from llmrun.engine.prompt.template import ControlTexts
-from llmrun.engine.slices import TimeShare
 from llmrun.errors import CancelledError, ContextOverflowError, UsageError
-from llmrun.protocol.jobs.embed import EmbedTexts, TextsEmbedded
+from llmrun.protocol.jobs import Empty
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText, VocabularyPiece
+
+if TYPE_CHECKING:  # a text is tokenized without a loaded model
+    from llmrun.engine.loaded import LoadedModel
+    from llmrun.engine.slices import TimeShare
 
 
-def slices(
+def run_tokenize(command: TokenizeText, report: Callable[[Empty], None], flag: _native.CancelFlag) -> TextTokens:
+    """Tokenize a text.
+
+    Raises:
+        BadModelError: the vocabulary can't be loaded, or can't tokenize the text.
+    """
+    vocabulary = _vocabulary(command.model, flag)
+    tokens = vocabulary.tokenize(command.text, special=command.special)
+    tokens = vocabulary.with_bos(tokens) if command.special else tokens
+    return TextTokens(tuple(tokens), pieces(vocabulary, tokens), vocabulary.n_tokens)
+
+
+@lru_cache(1)
+def _vocabulary(model: str, flag: _native.CancelFlag) -> Vocabulary:
+    """Load the vocabulary of a model's file. It is never closed: that would wait for the thread that reads it."""
+    return LlamaModel(model, 0, flag, vocabulary_only=True).vocabulary
+
+
+def pieces(vocabulary: Vocabulary, tokens: list[int]) -> tuple[VocabularyPiece, ...]:
+    """Return the pieces of tokens, each once, in the order of first occurrence."""
+    return tuple(_piece(vocabulary, token) for token in dict.fromkeys(tokens))
+
+
+def _piece(vocabulary: Vocabulary, token: int) -> VocabularyPiece:
+    text = vocabulary.piece(token)
+    return VocabularyPiece(token, (text or vocabulary.control_piece(token)).hex(), is_control=not text)
+
+
+def run_embed(
     command: EmbedTexts, loaded: LoadedModel, share: TimeShare, is_wanted: Callable[[], bool]
 ) -> Generator[None, None, TextsEmbedded]:
     """Embed texts, or score them against a query; yield when they are tokenized, and after each slice.
@@ -34,14 +68,13 @@ def slices(
     """
     vocabulary, embedder = loaded.weights.vocabulary, loaded.embedder
     texts, limit = command.texts, embedder.n_ctx
-    command = replace(
-        command,
+    command = command._replace(
         texts=tuple(vocabulary.cut(text, limit) for text in texts),
         query=None if command.query is None else vocabulary.cut(command.query, limit),
     )
     sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, is_wanted)
-    cut = [each.within(limit) for each in sequences]
-    truncated = tuple(index for index, each in enumerate(sequences) if len(each) > limit)
+    cut = [sequence.within(limit) for sequence in sequences]
+    truncated = tuple(index for index, sequence in enumerate(sequences) if len(sequence) > limit)
     if truncated and not command.truncates:
         worst = max(truncated, key=lambda index: len(sequences[index]))
         is_cut = bool(texts) and len(command.texts[worst]) < len(texts[worst])
@@ -90,7 +123,7 @@ def _sequences(
 
     if command.tokens:
         valid = range(vocabulary.n_tokens)
-        invalid = next((each for tokens in command.tokens for each in tokens if each not in valid), None)
+        invalid = next((token for tokens in command.tokens for token in tokens if token not in valid), None)
         if invalid is not None:
             raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
         return [_Sequence((), tokens, ()) for tokens in command.tokens]
@@ -107,6 +140,8 @@ def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: It
 
     The text between two control tokens is tokenized as a whole, because words may span template and document.
     """
+    from llmrun.engine.prompt.template import ControlTexts  # imports Jinja, which few models need here
+
     control = ControlTexts(vocabulary.control_texts).pattern
 
     def tokens(part: str, *, begins: bool) -> list[int]:
@@ -120,10 +155,10 @@ def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: It
         ]
 
     start, _, end = template.partition("{document}")
-    left = max((found.end() for found in control.finditer(start)), default=0)
-    found = control.search(end)
-    right = found.start() if found else len(end)
+    left = max((match.end() for match in control.finditer(start)), default=0)
+    match = control.search(end)
+    right = match.start() if match else len(end)
     before, after = tokens(start[:left], begins=True), tokens(end[right:], begins=False)
     prefix = start[left:].replace("{query}", query)
     plain = (vocabulary.tokenize(prefix + text + end[:right], special=False, begins=not left) for text in texts)
-    return [_Sequence(before, found, after) for found in plain]
+    return [_Sequence(before, tokens_of_text, after) for tokens_of_text in plain]

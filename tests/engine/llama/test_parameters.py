@@ -10,10 +10,10 @@ import pytest
 from support.gguf_writer import runnable_model, write
 
 from llmrun import _native
-from llmrun.engine.llama import failed_context
+from llmrun.engine.llama import parameters
 from llmrun.engine.llama.context import LlamaContext
-from llmrun.engine.llama.failed_context import out_of_memory
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.engine.llama.parameters import out_of_memory
 from llmrun.errors import UsageError
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load
@@ -51,7 +51,7 @@ LOAD = Load("/model.gguf", 8192, 8192)
 def test_too_little_memory_on_a_gpu_names_what_helps_most_first(
     monkeypatch: pytest.MonkeyPatch, load: Load, hint: str
 ) -> None:
-    monkeypatch.setattr(failed_context, "gpus", lambda: (Gpu("CUDA0", "Card", 8 << 30, 6 << 30),))
+    monkeypatch.setattr(parameters, "gpus", lambda: (Gpu("CUDA0", "Card", 8 << 30, 6 << 30),))
     error = out_of_memory(load, 8192, DeviceBuffer("CUDA0", 5_000_000_000))
     assert error.why == "CUDA0 can't allocate 5.0 GB"
     assert re.search(hint, error.hint)

@@ -1,0 +1,226 @@
+"""The jobs about the machine: `build`, `limits`, `kernels` and `worker`.
+
+`limits` measures with native/limits.cpp. `kernels` measures with ggml's own kernels on a model's number of threads: a
+processor's data sheet says little about the kernel that a type uses. `worker` is ggml's RPC server in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from collections.abc import Callable, Sequence
+
+from llmrun import _native
+from llmrun.engine.llama.devices import (
+    backends,
+    build,
+    devices,
+    features,
+    gpus,
+    has_rpc,
+    memory_of,
+    require_rpc,
+    serve,
+    served,
+    supports_offload,
+)
+from llmrun.engine.llama.ggml import Operations
+from llmrun.engine.llama.library import cpu_variant, start
+from llmrun.errors import LlmrunError, OutOfMemoryError
+from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
+from llmrun.protocol.jobs import Empty, Progress
+from llmrun.protocol.jobs.machine import (
+    LONG_ROW,
+    SHORT_ROW,
+    Build,
+    MachineSpeed,
+    MeasuredLimits,
+    MeasureKernels,
+    MeasureLimits,
+    Rates,
+    ServedDevices,
+    ServeDevices,
+)
+
+_NUMBERS = ("int8", "half", "single")  # multiplied to measure limits
+
+HEAD_LENGTHS = (64, 96, 128, 256)  # Measured head lengths; kernels are much faster for some of them
+
+_LARGE = (64 << 20, 384 << 20)  # minimum and maximum bytes of the matrices for decode
+_MAX_MATRICES = 600
+_CACHES = 1.5  # size of the matrices for decode in last-level caches, so that they are read from memory
+_SMALL = 2 << 20  # bytes of a matrix for prefill, which computes more than it reads
+_FAST = 20e9  # bytes/s of that matrix, beyond processors
+_PROMPT = 128  # tokens of a prefill
+_POSITIONS = 1024  # of the KV cache: few enough for a CPU cache, because memory reads are estimated separately
+_HEADS = 16
+_KV_HEADS = 4
+_OPERATIONS = 300
+_SECONDS = 0.05  # in total, after which a measurement is not repeated
+_REPEATS = 25  # maximum, after one that warms up
+
+
+def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
+    """Parse llama_print_system_info's "CPU : AVX2 = 1 | FMA = 1 | CUDA : ARCHS = 500 | ": backend -> features."""
+    features: dict[str, tuple[str, ...]] = {}
+    backend = ""
+    for part in text.split("|"):
+        name, _, setting = part.rpartition(" : ")
+        backend = name.strip() or backend
+        feature = re.match(r"\s*(\w+) = (.+)", setting)
+        if feature and feature[2].strip() != "0":
+            features[backend] = (*features.get(backend, ()), feature[1])
+    return features
+
+
+def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
+    start()
+    rpc = has_rpc()
+    return Build(parse_system_info(features()), gpus(), supports_offload(), rpc, tuple(backends()), cpu_variant())
+
+
+def run_limits(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MeasuredLimits:
+    """Measure.
+
+    Raises:
+        OutOfMemoryError: there is no memory for the buffer.
+    """
+    try:
+        read = _native.read_rate(command.n_bytes, command.threads, command.seconds)
+    except MemoryError:
+        raise OutOfMemoryError(f"there is no memory for a buffer of {command.n_bytes:,} bytes") from None
+    share = command.seconds / len(_NUMBERS)
+    return MeasuredLimits(read, *(_native.multiply_add_rate(name, command.threads, share) for name in _NUMBERS))
+
+
+def run_worker(command: ServeDevices, report: Callable[[ServedDevices], None], flag: _native.CancelFlag) -> Empty:
+    """Serve until the process ends.
+
+    Raises:
+        LlmrunError: the worker can't listen there, or this build has no RPC.
+    """
+    start()
+    require_rpc()
+    chosen = served()
+    commit, version = build()
+    report(ServedDevices(tuple(memory_of(device) for device in chosen), f"{version} ({commit})"))
+    serve(command.endpoint, command.threads, command.cache, chosen)
+    raise LlmrunError(f"the worker can no longer listen on {command.endpoint}")
+
+
+def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], flag: _native.CancelFlag) -> MachineSpeed:
+    _keep_memory()
+    start()
+    ggml = Operations(command.threads, _device(command))
+    # Two sizes of matrices for decode if a cache is so large that it may hold a small model.
+    sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
+    names = [name for name in command.types if name in WEIGHT_TYPES]
+    n_parts = 1 + len(names)  # the first is all but the types
+    report(Progress(0.0))
+    read = _one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1])
+    operation = _operation(ggml)
+    looks, prefill_looks = (
+        {name: _attention(ggml, TENSOR_TYPES[name].number, tokens) for name in ("F16", "Q8_0")}
+        for tokens in (1, _PROMPT)
+    )
+    types = {}
+    for done, name in enumerate(names, 1):
+        report(Progress(done / n_parts))
+        types[name] = _rates(ggml, TENSOR_TYPES[name].number, sizes)
+    return MachineSpeed(read=read, operation=operation, looks=looks, prefill_looks=prefill_looks, types=types)
+
+
+def _device(command: MeasureKernels) -> int:
+    """Return ggml's pointer to the device to measure; 0 for this machine's processor."""
+    return next((device.pointer for device in devices() if device.name == command.gpu), 0)
+
+
+def _rates(ggml: Operations, number: int, sizes: Sequence[int]) -> Rates:
+    for buffer in (*ggml.repacking, ggml.plain):
+        decode = tuple((float(size), _one_token(ggml, number, buffer, size)) for size in sizes)
+        if all(rate for _, rate in decode):
+            row = ggml.row_size(number, LONG_ROW)
+            prefill = _products(ggml, number, buffer, (LONG_ROW, _rows(_SMALL, row)), tokens=_PROMPT)
+            if prefill > _FAST:  # a GPU needs more work at a time
+                prefill = _products(ggml, number, buffer, (LONG_ROW, _rows(_LARGE[0], row)), tokens=_PROMPT)
+            short = _one_token(ggml, number, buffer, sizes[0], SHORT_ROW)
+            return Rates(decode, prefill * _PROMPT / (row / LONG_ROW), decode[0][1] / short if short else 1.0)
+    return Rates()
+
+
+def _one_token(ggml: Operations, number: int, buffer: int, n_bytes: int, columns: int = LONG_ROW) -> float:
+    """Measure bytes/s of n_bytes of square matrices times one token, one after the other.
+
+    Threads synchronize before and after each, as in a model: with repacked matrices of 512 x 512, two threads take
+    three times as long as for a single matrix of the total size. A GPU gets the single one.
+    """
+    row = ggml.row_size(number, columns)
+    if ggml.is_gpu:
+        return _products(ggml, number, buffer, (columns, _rows(n_bytes, row)))
+    return _products(ggml, number, buffer, (columns, columns), count=min(n_bytes // (columns * row), _MAX_MATRICES))
+
+
+def _rows(n_bytes: int, row: int) -> int:
+    return n_bytes // row // 256 * 256
+
+
+def _products(
+    ggml: Operations, number: int, buffer: int, shape: tuple[int, int], *, tokens: int = 1, count: int = 1
+) -> float:
+    """Measure bytes/s of a chain of `count` products: the first matrix times the tokens, each other times the result.
+
+    Returns 0 if the buffer does not support the type.
+
+    Args:
+        shape: elements of a row, and rows; equal if count is more than 1.
+    """
+    columns, rows = shape
+    with ggml.tensors() as weights, ggml.tensors() as values:
+        result = ggml.tensor(values, TENSOR_TYPES["F32"].number, columns, tokens)
+        for _ in range(count):
+            result = ggml.mul_mat(values, ggml.tensor(weights, number, columns, rows), result)
+        with ggml.memory(weights, buffer) as is_allocated:
+            if not is_allocated or not ggml.supports(result):
+                return 0.0
+            with ggml.memory(values, ggml.plain):
+                return float(count * rows * ggml.row_size(number, columns) / _seconds(ggml, result))
+
+
+def _attention(ggml: Operations, number: int, tokens: int) -> dict[int, float]:
+    """Measure the seconds of one query head and one position: head length -> seconds."""
+    seconds = {}
+    for length in HEAD_LENGTHS:
+        with ggml.tensors() as context:
+            query = ggml.tensor(context, TENSOR_TYPES["F32"].number, length, tokens, _HEADS)
+            # The layout of llama.cpp's cache: all heads of a position, then the next position.
+            cells = (ggml.tensor(context, number, length, _KV_HEADS, _POSITIONS) for _ in range(2))
+            keys, values = (ggml.permute(context, cell, 0, 2, 1, 3) for cell in cells)
+            mask = ggml.tensor(context, TENSOR_TYPES["F16"].number, _POSITIONS, tokens)
+            result = ggml.flash_attn_ext(context, query, keys, values, mask, 1.0, 0.0, 0.0)
+            if not ggml.supports(result):
+                continue
+            with ggml.memory(context, ggml.plain):
+                seconds[length] = _seconds(ggml, result) / (_HEADS * _POSITIONS * tokens)
+    return seconds
+
+
+def _operation(ggml: Operations) -> float:
+    with ggml.tensors() as context:
+        result = first = ggml.tensor(context, TENSOR_TYPES["F32"].number, LONG_ROW)
+        for _ in range(_OPERATIONS):
+            result = ggml.add(context, result, first)
+        with ggml.memory(context, ggml.plain):
+            return _seconds(ggml, result) / _OPERATIONS
+
+
+def _seconds(ggml: Operations, result: int) -> float:
+    return ggml.seconds(result, _SECONDS, _REPEATS)
+
+
+def _keep_memory() -> None:
+    """Make glibc keep freed memory: returning pages and getting them again takes longer than a measurement."""
+    with contextlib.suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+            library.mallopt(option, 2 * _LARGE[1])
