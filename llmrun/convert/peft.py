@@ -22,7 +22,7 @@ from llmrun.convert.folder import Folder, is_file, open_regular
 from llmrun.convert.hyperparameters import MAX_WIDTH, Bounds, read_shape
 from llmrun.convert.job import QUANTIZATION_VERSION, ConvertedModel, read_config
 from llmrun.convert.safetensors import CheckpointTensor, read_table
-from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stored_source
+from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, require_floats, stored_source
 from llmrun.convert.tensors import OutputTensor, embeddings_name, output_tensor
 from llmrun.convert.write import OnProgress, write_model
 from llmrun.errors import BadModelError, ModelNotFoundError, UsageError, listed
@@ -210,7 +210,7 @@ def _planned(
         pair = found[module]
         if len(pair) < 2:
             raise BadModelError(f"the adapter has only one of two matrices for {module!r}")
-        a, b = (stored_source(pair[each]) for each in "AB")
+        a, b = (require_floats(stored_source(pair[each])) for each in "AB")
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
         scale = _extra_scale(config, module, a.shape[0])

@@ -22,7 +22,15 @@ from llmrun.convert.architectures import (
 from llmrun.convert.config import Config
 from llmrun.convert.encode import all_finite, encode, to_float32
 from llmrun.convert.hyperparameters import Shape
-from llmrun.convert.sources import TensorSource, array_source, map_values, permute_heads, stack_experts, take_half
+from llmrun.convert.sources import (
+    TensorSource,
+    array_source,
+    map_values,
+    permute_heads,
+    require_floats,
+    stack_experts,
+    take_half,
+)
 from llmrun.errors import BadModelError, UsageError, listed
 from llmrun.gguf.types import TENSOR_TYPES
 
@@ -137,7 +145,7 @@ def _bare_sources(sources: Mapping[str, TensorSource], family: Family) -> dict[s
         if short is not None and short in bare:
             raise BadModelError(f"the tensors {name!r} and {bare[short].name!r} have the same role")
         if short is not None:
-            bare[short] = source
+            bare[short] = require_floats(source)
     return bare
 
 
