@@ -22,6 +22,7 @@ from llmrun.chat.truncation import POLICIES, DoesNotFit, Policy
 from llmrun.cli.answering import DisplayOptions, on_ctrl_c
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
+from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
 from llmrun.cli.options import loading as load_options
@@ -101,7 +102,7 @@ def saving(
     return SessionOptions(last, session, private, overflow, keep)
 
 
-@with_options(wanted=wanted, tooling=tooling, saving=saving, loading=loading, flags=SAMPLING_OPTIONS)
+@with_options(wanted=wanted, docs=documents, tooling=tooling, saving=saving, loading=loading, flags=SAMPLING_OPTIONS)
 def chat(
     context: typer.Context,
     model: Annotated[
@@ -123,6 +124,7 @@ def chat(
     key_file: KeyFileOption = None,
     *,
     wanted: AnswerOptions,
+    docs: DocsOptions,
     tooling: ToolOptions,
     saving: SessionOptions,
     loading: LoadingOptions,
@@ -135,7 +137,7 @@ def chat(
         return
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
-    talk_with(model, stats, wanted, tooling, saving, loading, flags)
+    talk_with(model, stats, wanted, docs, tooling, saving, loading, flags)
 
 
 def _refuse_with_web(context: typer.Context) -> None:
@@ -173,6 +175,7 @@ def talk_with(
     model: str,
     stats: bool | None,
     wanted: AnswerOptions,
+    docs: DocsOptions,
     tooling: ToolOptions,
     saving: SessionOptions,
     loading: LoadingOptions,
@@ -185,6 +188,7 @@ def talk_with(
         ChatInput(output, settings.state_dir / "chat_history") as typed,
         toolbox(tooling) as box,
         _store(output, saving) as store,
+        open_documents(output, docs, loading) as index,
     ):
         saved = _saved_chat(store, saving, wanted.system or "")
         name = model or _last_model(saved, loading.server)
@@ -218,7 +222,7 @@ def talk_with(
             markdown = not (wanted.plain or wanted.asked.grammar)
             shown_as = DisplayOptions(stats, markdown, think=wanted.thoughts, end_line=True)
             attached = wanted.attached or Attachments()
-            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools, BY_NAME)
+            talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools, BY_NAME, index)
             typed.commands = completions(talk)
             talk.greet()
             talk.run()

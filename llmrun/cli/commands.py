@@ -88,6 +88,7 @@ BASICS = {
 OPTION_TOPICS = {
     "answer": ("run", "Answer"),
     "beams": ("run", "Beam search"),
+    "documents": ("chat", "Documents"),
     "engine": ("run", "Engine"),
     "prompt": ("run", "Prompt"),
     "sampling": ("run", "Sampling"),

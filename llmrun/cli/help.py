@@ -39,6 +39,7 @@ TOPICS = (
     "batches",
     "beams",
     "chats",
+    "documents",
     "embeddings",
     "engine",
     "exit-codes",

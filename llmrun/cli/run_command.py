@@ -14,6 +14,7 @@ from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show, s
 from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
+from llmrun.cli.docs import DocsOptions, documents, open_documents, show_found
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
@@ -100,7 +101,7 @@ ExplainOption = Annotated[
 ]
 
 
-@with_options(wanted=wanted, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options)
+@with_options(wanted=wanted, docs=documents, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options)
 def run(
     model: ModelOrServedArgument = "",
     prompt: PromptArgument = None,
@@ -117,6 +118,7 @@ def run(
     key_file: KeyFileOption = None,
     *,
     wanted: AnswerOptions,
+    docs: DocsOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
     beams: BeamSettings | None,
@@ -136,10 +138,9 @@ def run(
         raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
     special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
-        _chat(model, stats, wanted, loading, flags)
+        _chat(model, stats, wanted, docs, loading, flags)
         return
-    text = _with_files(output, read_prompt(output, prompt or []), wanted)
-    n_expected = wanted.asked.limits.max_tokens or _ANSWER_TOKENS
+    text = _with_files(output, read_prompt(output, prompt or []), wanted, docs, loading)
     loading = replace(loading, preferences=replace(loading.preferences, parallel=answers, as_alone=True))
     with open_chat_model(
         output,
@@ -149,7 +150,7 @@ def run(
         flags,
         sees=wanted.has_images,
         keeps_states=prompt_cache,
-        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, n_expected),
+        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS),
     ) as loaded:
         asked = replace(
             asked_for(output, loaded, text, wanted, raw=raw),
@@ -220,12 +221,25 @@ def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_
     return sampling
 
 
-def _with_files(output: Output, text: str, wanted: AnswerOptions) -> str:
-    """Return the prompt after the attached files."""
+def _with_files(output: Output, text: str, wanted: AnswerOptions, docs: DocsOptions, loading: LoadingOptions) -> str:
+    """Return the prompt after passages of documents and the attached files."""
+    passages = _passages(output, text, docs, loading)
     if wanted.attached is None:
-        return text
+        return passages + text
     show_attached(output, replace(wanted.attached, images=()))  # the engine says more of them
-    return wanted.attached.before(text)
+    return passages + wanted.attached.before(text)
+
+
+def _passages(output: Output, text: str, docs: DocsOptions, loading: LoadingOptions) -> str:
+    """Return the passages of documents that go before a prompt; the embedding model is unloaded then."""
+    with open_documents(output, docs, loading) as index:
+        if index is None:
+            return ""
+        from llmrun.chat.passages import passages_block, passages_for
+
+        found = passages_for(index, text, "", loading.preferences.n_ctx or 0)
+    show_found(output, found, hint=": " + "; ".join(passage.place for passage in found))
+    return passages_block(found)
 
 
 def _show(
@@ -252,14 +266,19 @@ def _show(
 
 
 def _chat(
-    model: str, stats: bool | None, wanted: AnswerOptions, loading: LoadingOptions, flags: Mapping[str, Any]
+    model: str,
+    stats: bool | None,
+    wanted: AnswerOptions,
+    docs: DocsOptions,
+    loading: LoadingOptions,
+    flags: Mapping[str, Any],
 ) -> None:
     """Start a chat, if there is no prompt and a terminal."""
     from llmrun.cli.chat import SessionOptions, talk_with
     from llmrun.cli.tools import tooling
 
     saving = SessionOptions(last=False, session=None, private=False, overflow=None, keep=0)
-    talk_with(model, stats, wanted, tooling(), saving, loading, flags)
+    talk_with(model, stats, wanted, docs, tooling(), saving, loading, flags)
 
 
 def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:

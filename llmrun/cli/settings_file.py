@@ -61,6 +61,7 @@ NAMED = {
     "think-effort": Key("think_effort", str, EFFORTS),
     "think-tokens": Key("think_tokens", int, bounds=(0, MOST_TOKENS)),
     "tools": Key("tools", str, is_list=True),
+    "docs": Key("docs", str),
     "stop": Key("stop", str, is_list=True),
     "template": Key("template", str),
     "lora": Key("lora", str, is_list=True),

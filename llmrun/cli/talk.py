@@ -12,12 +12,13 @@ from contextlib import ExitStack, closing
 
 from llmrun.chat.attachments import Attachments
 from llmrun.chat.conversation import Conversation
-from llmrun.chat.images import ImageFile
+from llmrun.chat.passages import FolderIndex, Passage, passages_for
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
+from llmrun.cli.docs import show_found
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.tools import Tools
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, did_you_mean
@@ -40,6 +41,7 @@ class Chat:
 
     Args:
         commands: the functions of the slash commands, by name.
+        index: of the documents of --docs.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Chat:
         attached: Attachments,
         tools: Tools,
         commands: Mapping[str, Callable[[Chat, str], None]],
+        index: FolderIndex | None = None,
     ) -> None:
         self.store = store
         self.conversation = conversation
@@ -65,6 +68,7 @@ class Chat:
         self.models = ExitStack()  # loaded after the first one
         self.leaves = False  # read no further message
         self._commands = commands
+        self._index = index
 
     def greet(self) -> None:
         """Print the model and its context window, and the last turns of a resumed chat."""
@@ -146,14 +150,26 @@ class Chat:
 
     def _say(self, message: str) -> None:
         """Answer a message, with the attached files."""
-        attached = self.attached
-        images = tuple(map(ImageFile.of, attached.images))
-        question = Question(attached.before(message), message if attached.block else "", images)
+        question = Question.of(message, self.attached, self.find_passages(message) or ())
         n_entries = len(self.conversation.chat.entries)
         self.answer(self.conversation.ask(question))
         # A question that is saved has its files, answered or not: /retry sends them, the next message must not.
         if len(self.conversation.chat.entries) > n_entries:
             self.attached = Attachments()
+
+    def find_passages(self, message: str, *, is_edit: bool = False) -> tuple[Passage, ...] | None:
+        """Return the passages that go along with a question; None without documents.
+
+        Args:
+            is_edit: it replaces the last question.
+        """
+        if self._index is None:
+            return None
+        asked = [each.part.shown for each in self.conversation.chat.entries if isinstance(each.part, Question)]
+        before = asked[: -1 if is_edit else None]
+        found = passages_for(self._index, message, before[-1] if before else "", self.conversation.model.n_ctx)
+        show_found(self.output, found, hint="; /sources shows them")
+        return found
 
     def answer(
         self,

@@ -296,15 +296,7 @@ def chunk_rows(shape: tuple[int, ...], multiple: int = 1) -> int:
 
 
 def stored_source(tensor: CheckpointTensor) -> TensorSource:
-    """Return the source of a stored tensor, unchanged.
-
-    Raises BadModelError if its elements are not floating-point numbers.
-    """
-    if tensor.kind not in FLOAT_TYPES:
-        raise BadModelError(
-            f"tensor {tensor.name!r} holds {tensor.kind} numbers",
-            why="weights must be floating-point numbers, unless config.json describes their quantization",
-        )
+    """Return the source of a stored tensor, unchanged."""
     shape = tensor.shape or (1,)
     whole = replace(tensor, shape=shape)
 
@@ -314,6 +306,16 @@ def stored_source(tensor: CheckpointTensor) -> TensorSource:
             yield whole.rows(start, min(start + step, shape[0]))
 
     return TensorSource(tensor.name, tensor.kind, shape, chunks)
+
+
+def require_floats(source: TensorSource) -> TensorSource:
+    """Return the source. Raises BadModelError if its elements are not floating-point numbers."""
+    if source.kind not in FLOAT_TYPES:
+        raise BadModelError(
+            f"tensor {source.name!r} holds {source.kind} numbers",
+            why="weights must be floating-point numbers, unless config.json describes their quantization",
+        )
+    return source
 
 
 def array_source(name: str, values: Floats) -> TensorSource:

@@ -31,6 +31,7 @@ from llmrun.convert.checkpoint import (
     encode,
     map_values,
     permute_heads,
+    require_floats,
     stack_experts,
     take_half,
     to_float32,
@@ -154,7 +155,7 @@ def _bare_sources(sources: Mapping[str, TensorSource], family: Family) -> dict[s
         if short is not None and short in bare:
             raise BadModelError(f"the tensors {name!r} and {bare[short].name!r} have the same role")
         if short is not None:
-            bare[short] = source
+            bare[short] = require_floats(source)
     return bare
 
 

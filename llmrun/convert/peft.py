@@ -23,6 +23,7 @@ from llmrun.convert.checkpoint import (
     map_values,
     permute_heads,
     read_table,
+    require_floats,
     stored_source,
     to_float32,
 )
@@ -215,7 +216,7 @@ def _planned(
         pair = found[module]
         if len(pair) < 2:
             raise BadModelError(f"the adapter has only one of two matrices for {module!r}")
-        a, b = (stored_source(pair[each]) for each in "AB")
+        a, b = (require_floats(stored_source(pair[each])) for each in "AB")
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
         scale = _extra_scale(config, module, a.shape[0])

@@ -55,12 +55,12 @@ FAR = (("--at", ""), ("--at", "ftp://x"), ("--at", "x?key=y"), ("--key-file", "n
 WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (
         *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *BEAMS, *FAR, ("--record", "not/there/x.json"), ("--answers", "0"),
-        ("--logprobs", "21"),
+        ("--logprobs", "21"), ("--docs-model", "x"),
     ),
     "chat": (
         *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *FAR, ("--overflow", "perhaps"), ("--keep", "-1"),
         ("--continue", "--private"), ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"),
-        ("--yes-to", "x"), ("--tool-timeout", "0"),
+        ("--yes-to", "x"), ("--tool-timeout", "0"), ("--docs-model", "x"),
     ),
     "plan": (
         ("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1"), ("--rpc", "x:y"),
@@ -102,12 +102,13 @@ FREE = {
         "--preset",
         "--system",
         "--prefill",
+        "--docs",
         "--dry-breaker",
         "--mmproj",
         "--install-completion",
         "--show-completion",
     },
-    "chat": {"--preset", "--system", "--prefill", "--dry-breaker", "--mmproj", "--session"},
+    "chat": {"--preset", "--system", "--prefill", "--docs", "--dry-breaker", "--mmproj", "--session"},
     "plan": {"--draft"},
     "evaluate": {"--reference"},
     "quantize": {"--output"},

@@ -151,11 +151,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("readme")
     for name, text in FILES.items():
         (folder / name).write_text(text)
+    (folder / "notes").mkdir()
+    shutil.copy(folder / "notes.txt", folder / "notes")
     (folder / "cat.png").write_bytes(b"")
     model = write(folder / "f16.gguf", runnable_model())
     for name in ("my.gguf", "big.gguf"):
         shutil.copy(model, folder / name)
-    for alias in ("smollm2", "qwen3-4b", "qwen3-0.6b", "smolvlm-500m"):
+    for alias in ("smollm2", "qwen3-4b", "qwen3-0.6b", "smolvlm-500m", "bge-small"):
         entry = load_catalogue().entries[alias]
         repository = folder / "hub" / f"models--{entry.repository.replace('/', '--')}"
         for name in ("refs", "blobs", f"snapshots/{COMMIT}"):
@@ -170,7 +172,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(FRONT.parents[2]),
+        "PYTHONPATH": f"{FRONT.parents[2]}{os.pathsep}{FRONT.parents[1]}",
         "HOME": str(folder),
         "LLMRUN_HOME": str(folder / "home"),
         "LLMRUN_CONFIG": str(folder / "config.toml"),

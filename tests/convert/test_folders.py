@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from support.hf_writer import (
     N_BYTE_LEVEL,
+    bert,
     bfloat16,
     byte_level,
     config,
@@ -364,6 +365,19 @@ def test_the_command_asks_before_it_replaces(tmp_path: Path, monkeypatch: pytest
 def as_json(file: Any) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file if isinstance(file, (str, bytes)) else json.dumps(file))
     return found
+
+
+def test_whole_numbers_are_refused_only_where_they_are_weights(tmp_path: Path) -> None:
+    """Checkpoints of BERT, such as all-MiniLM-L6-v2, hold a buffer of positions that nobody uses."""
+    files, numbers = files_of("BertModel"), np.arange(32, dtype=np.int64)[None]
+    plain = convert_folder(write(tmp_path / "plain", files), tmp_path / "plain.gguf", type="f32").path
+    weights = {"model.safetensors": safetensors({**bert(12), "embeddings.position_ids": numbers})}
+    other = convert_folder(write(tmp_path / "other", files | weights), tmp_path / "other.gguf", type="f32").path
+    expected, found = tensors_in(plain), tensors_in(other)
+    assert expected.keys() == found.keys()
+    assert all(np.array_equal(expected[name], found[name]) for name in expected)
+    weights = {"model.safetensors": safetensors({**bert(12), "embeddings.position_embeddings.weight": numbers})}
+    assert "holds I64 numbers" in refused(tmp_path, files | weights, BadModelError)
 
 
 def test_what_a_file_can_not_say_of_its_tokens_is_named(tmp_path: Path) -> None:

@@ -120,11 +120,14 @@ def rows_by_chat(path: Path, lower: Callable[[bytes], object] = bytes) -> dict[i
             queries = (
                 "SELECT * FROM sessions WHERE id = ?",
                 "SELECT * FROM branches WHERE session = ?",
+                "SELECT id FROM messages NOT INDEXED WHERE session = ?",  # the index below may be damaged alone
                 "SELECT m.*, a.*, o.* FROM messages m LEFT JOIN answers a ON a.message = m.id "
                 "LEFT JOIN models o ON o.id = a.model WHERE m.session = ? ORDER BY m.id",
             )
             try:
-                found[session] = [row for query in queries for row in connection.execute(query, (session,))]
+                schema = connection.execute("SELECT sql FROM sqlite_master").fetchall()  # with the names of the columns
+                rows = [row for query in queries for row in connection.execute(query, (session,))]
+                found[session] = [*schema, *rows]
             except (sqlite3.Error, UnicodeDecodeError):  # the latter where an error's own words are damaged
                 continue
     finally:

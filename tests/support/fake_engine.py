@@ -6,6 +6,7 @@ names below, or "die:PHASE:CAUSE", where the cause is the name of a signal or an
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from typing import Any, TypeGuard
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
-from llmrun.protocol.jobs.text import TextTokens
+from llmrun.protocol.jobs.text import TextsEmbedded, TextTokens
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
     Cancel,
@@ -318,11 +319,20 @@ def do(job: Job) -> None:
         send(JobDone(job.request, {"said": job.arguments["say"], "name": job.name}))
 
 
+def embedded(texts: list[str]) -> TextsEmbedded:
+    """Vectors that are near to each other where texts have words in common."""
+    from support.word_vectors import vector_of
+
+    vectors = b"".join(vector_of(text).astype("<f4").tobytes() for text in texts)
+    return TextsEmbedded(base64.b64encode(vectors).decode(), (3,) * len(texts))
+
+
 ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "status": lambda _: EngineStatus(cells=100, cells_used=25, prefix_queries=8, prefix_hits=6),
     "save_state": lambda _: StateSaved(3, 100),
     "tokenize_loaded": lambda asked: TextTokens(tuple(asked["text"].encode()), (), 256),
     "measure_steps": lambda _: StepTables(() if MODE.endswith("never_idle") else TIMES),
+    "embed": lambda asked: embedded(asked["texts"]),
     "detokenize": lambda asked: DetokenizedText(bytes(asked["tokens"]).decode()),
 }
 

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
 from llmrun.chat.images import ImageFile
+from llmrun.chat.passages import Passage
 from llmrun.chat.store.rows import checked_name
 from llmrun.chat.store.turns import (
     INTERRUPTED,
@@ -112,9 +113,12 @@ def _message(entry: TurnEntry) -> dict[str, Any]:
     plain: dict[str, Any] = {"id": entry.id, "parent": entry.parent, "created": entry.created, "role": entry.role}
     plain["content"] = entry.part.content
     if isinstance(entry.part, Question):
-        images = [as_dict(file) for file in entry.part.images]
-        typed = {"typed": entry.part.typed} if entry.part.typed else {}
-        return {**plain, **typed, **({"pictures": images} if images else {})}
+        others = {
+            "typed": entry.part.typed,
+            "pictures": [as_dict(file) for file in entry.part.images],
+            "passages": [as_dict(passage) for passage in entry.part.passages],
+        }
+        return plain | {name: value for name, value in others.items() if value}
     return {
         **plain,
         **({"reasoning": entry.part.reasoning} if entry.part.reasoning else {}),
@@ -150,7 +154,8 @@ def _part(item: dict[str, Any]) -> Question | Answer:
     content = _string(item["content"])
     if item["role"] == "user":
         images = tuple(from_json(ImageFile, file) for file in item.get("pictures", ()))
-        return Question(content, _string(item.get("typed", "")), images)
+        passages = tuple(from_json(Passage, passage) for passage in item.get("passages", ()))
+        return Question(content, _string(item.get("typed", "")), images, passages)
     if item["role"] != "assistant":
         raise ValueError(f"there is no role {item['role']!r}")
     return answer_of(content, _string(item.get("reasoning", "")), item)

@@ -10,9 +10,10 @@ import json
 import math
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmrun.chat.images import ImageFile
+from llmrun.chat.passages import Passage
 from llmrun.chat.store.rows import add_tree
 from llmrun.chat.store.schema import MIGRATIONS
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of
@@ -24,9 +25,10 @@ from llmrun.storage import is_damage, sqlite_errors
 if TYPE_CHECKING:
     import sqlite3
 
+_Record = TypeVar("_Record", ImageFile, Passage)
 _FIRST_TIME, _LAST_TIME = -62_135_596_800.0, 253_402_300_799.0  # of the years 1 to 9999
 _ENTRY = (
-    "SELECT m.id, m.parent, m.turn, m.created, m.role, m.content, m.typed, m.pictures, "
+    "SELECT m.id, m.parent, m.turn, m.created, m.role, m.content, m.typed, m.pictures, m.passages, "
     "a.message, a.reasoning, a.model, a.facts FROM messages m LEFT JOIN answers a ON a.message = m.id "
 )
 _PATH = (
@@ -43,11 +45,12 @@ _UNSOUND = f"""
         OR (b.head IS NOT NULL AND h.session IS NOT b.session)
     UNION SELECT m.session FROM messages m LEFT JOIN messages p ON p.id = m.parent
         LEFT JOIN answers a ON a.message = m.id LEFT JOIN models o ON o.id = a.model
-    WHERE typeof(m.turn) <> 'integer' OR typeof(m.content) || typeof(m.typed) || typeof(m.pictures) <> 'texttexttext'
+    WHERE typeof(m.turn) <> 'integer' OR typeof(m.content) || typeof(m.typed) <> 'texttext'
+        OR typeof(m.pictures) || typeof(m.passages) <> 'texttext'
         OR m.role NOT IN ('user', 'assistant') OR NOT coalesce(m.created BETWEEN {_FIRST_TIME} AND {_LAST_TIME}, 0)
         OR NOT coalesce(p.session = m.session AND p.id < m.id AND p.role <> m.role,
             m.parent IS NULL AND m.role = 'user')
-        OR NOT is_text(CAST(m.content || m.typed || m.pictures AS BLOB))
+        OR NOT is_text(CAST(m.content || m.typed || m.pictures || m.passages AS BLOB))
         OR (m.role = 'assistant' AND NOT coalesce(typeof(a.reasoning) || typeof(a.facts) = 'texttext'
             AND typeof(o.name) || typeof(o.sha256) || typeof(o.path) = 'texttexttext'
             AND typeof(o.size) || typeof(o.modified) IN ('integerreal', 'integerinteger')
@@ -191,7 +194,7 @@ class _Reader:
 
     def add(self, row: Any) -> None:
         """Add a message."""
-        number, parent, turn, created, role, content, typed, pictures, answered, reasoning, model, facts = row
+        number, parent, turn, created, role, content, typed, pictures, passages, answered, reasoning, model, facts = row
         where = f"message {number}"
         if role not in ("user", "assistant"):
             raise _DamageError(f"{where} is from neither user nor model")
@@ -204,7 +207,12 @@ class _Reader:
         text = _text(content, f"{where}: its text")
         part: Question | Answer
         if role == "user":
-            part = Question(text, _text(typed, f"{where}: what was typed"), _pictures(pictures, where))
+            part = Question(
+                text,
+                _text(typed, f"{where}: what was typed"),
+                _records(ImageFile, pictures, f"{where}: its list of images"),
+                _records(Passage, passages, f"{where}: its list of passages"),
+            )
         elif answered is None:
             raise _DamageError(f"{where}: what made the answer is missing")
         else:
@@ -288,14 +296,15 @@ def _time(value: Any, what: str) -> float:
     raise _DamageError(f"{what} is not a time")
 
 
-def _pictures(text: Any, where: str) -> tuple[ImageFile, ...]:
+def _records(kind: type[_Record], text: Any, what: str) -> tuple[_Record, ...]:
+    """Return the tuples in a column: a JSON list of lists, "" for none."""
     if text == "":
         return ()
     try:
-        files = _plain(_text(text, f"{where}: its list of images"))
-        return tuple(from_json(ImageFile, dict(zip(ImageFile._fields, file, strict=True))) for file in files)
+        rows = _plain(_text(text, what))
+        return tuple(from_json(kind, dict(zip(kind._fields, row, strict=True))) for row in rows)
     except _UNREADABLE as error:
-        raise _DamageError(f"{where}: its list of images can't be read ({str(error)[:80]})") from None
+        raise _DamageError(f"{what} can't be read ({str(error)[:80]})") from None
 
 
 def _plain(text: str) -> Any:

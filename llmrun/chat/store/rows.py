@@ -78,8 +78,8 @@ def add_entry(
     question = isinstance(part, Question)
     turn = connection.execute("SELECT turn FROM messages WHERE id = ?", (parent,)).fetchone()
     row = connection.execute(
-        "INSERT INTO messages(session, parent, turn, role, content, typed, pictures, created) "
-        "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO messages(session, parent, turn, role, content, typed, pictures, passages, created) "
+        "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             session,
             parent,
@@ -88,6 +88,7 @@ def add_entry(
             _text(part.content),
             _text(part.typed) if isinstance(part, Question) else "",
             json.dumps(part.images) if isinstance(part, Question) and part.images else "",
+            json.dumps(part.passages) if isinstance(part, Question) and part.passages else "",
             now,
         ),
     )

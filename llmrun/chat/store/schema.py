@@ -36,6 +36,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE marks(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID",
     ),
     ("ALTER TABLE messages ADD COLUMN pictures TEXT NOT NULL DEFAULT ''",),
+    ("ALTER TABLE messages ADD COLUMN passages TEXT NOT NULL DEFAULT ''",),
 )
 
 SCHEMA = SqliteSchema(

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from llmrun.chat.attachments import Attachments
 from llmrun.chat.images import ImageFile
+from llmrun.chat.passages import Passage, passages_block
 from llmrun.chat.truncation import summary_turn
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
@@ -45,17 +47,32 @@ class Question:
     content: str  # as the model gets it
     typed: str = ""  # as the user typed it, if content has more, such as files
     images: tuple[ImageFile, ...] = ()  # they precede it
+    passages: tuple[Passage, ...] = ()  # of --docs; content begins with them
+
+    @classmethod
+    def of(cls, text: str, attached: Attachments, passages: tuple[Passage, ...] = ()) -> Question:
+        """Return a question with files, images and passages."""
+        content = passages_block(passages) + attached.before(text)
+        typed = text if passages or attached.block else ""
+        return cls(content, typed, tuple(map(ImageFile.of, attached.images)), passages)
 
     @property
     def shown(self) -> str:
         """The text to show to the user."""
         return self.typed or self.content
 
-    def reworded(self, text: str) -> Question:
-        """Return the question with another text, and the same files and images."""
-        if not self.typed:
-            return replace(self, content=text)
-        return replace(self, content=self.content.removesuffix(self.typed) + text, typed=text)
+    def reworded(self, text: str, passages: tuple[Passage, ...] | None = None) -> Question:
+        """Return the question with another text, and the same files and images.
+
+        Args:
+            passages: instead of its own; None keeps them.
+        """
+        before = self.content.removesuffix(self.typed) if self.typed else ""
+        if passages is None:
+            passages = self.passages
+        else:
+            before = passages_block(passages) + before.removeprefix(passages_block(self.passages))
+        return replace(self, content=before + text, typed=text if before else "", passages=passages)
 
 
 class CallRound(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from llmrun.chat.store.turns import Question
 from llmrun.errors import UsageError
 from llmrun.model.chat_model import loaded_locally
 from llmrun.protocol.messages import Finished
@@ -43,6 +44,17 @@ def show_window(chat: Chat, rest: str) -> None:
         return
     model = chat.conversation.model
     show_context(chat.output, messages, chat.conversation.count(), model.n_ctx, about=bool(model.used.server))
+
+
+def sources(chat: Chat, rest: str) -> None:
+    """Print the passages that went along with the last question."""
+    from llmrun.ui.views.passages import show_passages
+
+    last = chat.conversation.chat.last_question
+    passages = last.part.passages if last is not None and isinstance(last.part, Question) else ()
+    if not passages:
+        chat.output.note("No passage went along with the last question: llmrun chat --docs FOLDER")
+    show_passages(chat.output, passages)
 
 
 def stats(chat: Chat, rest: str) -> None:

@@ -79,7 +79,7 @@ def edit(chat: Chat, rest: str) -> None:
             chat.obey(rest)
             return
     if rest:
-        chat.answer(chat.conversation.edit(last.part.reworded(rest)))
+        chat.answer(chat.conversation.edit(last.part.reworded(rest, chat.find_passages(rest, is_edit=True))))
 
 
 def undo(chat: Chat, rest: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.damaged_chats import DEEP, HURT, NAMES, ROWS, flip, hurt, make_chats, rows_by_chat
 
 from llmrun.chat.store.reading import examine
-from llmrun.chat.store.schema import FILE
+from llmrun.chat.store.schema import FILE, MIGRATIONS
 from llmrun.chat.store.store import Sessions
 from llmrun.errors import LlmrunError, ResourceError
 
@@ -151,7 +151,7 @@ def is_ours(path: Path) -> bool:
     """Whether the header of the file still says that this llmrun wrote it."""
     connection = sqlite3.connect(path)
     try:
-        return bool(connection.execute("PRAGMA user_version").fetchone()[0] == 2)
+        return bool(connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS))
     except (sqlite3.Error, UnicodeDecodeError):
         return False
     finally:

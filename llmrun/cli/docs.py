@@ -1,0 +1,144 @@
+"""`--docs FOLDER` of `chat` and `run`: its options, and the folder's documents made ready to be searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import typer
+
+from llmrun.cli.completion import complete_model
+from llmrun.cli.loading import open_model
+from llmrun.cli.options import LoadingOptions
+from llmrun.config import load_settings
+from llmrun.errors import UsageError
+from llmrun.model.embeddings import EmbedOptions
+from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.speculation import OFF
+from llmrun.system import user_path
+from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.format import counted
+from llmrun.ui.terminal.output import Output
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    from llmrun.chat.passages import Embed, FolderIndex, Passage
+    from llmrun.model import Model
+
+DEFAULT_MODEL = "bge-small"
+NO_MODEL = "none"
+_PANEL = "Documents"
+_WINDOW = 512  # tokens; a passage has half of them
+
+
+class DocsOptions(NamedTuple):
+    """A folder of documents, and the model that embeds them."""
+
+    folder: str | None
+    model: str
+
+
+def documents(
+    docs: Annotated[
+        str | None,
+        typer.Option(
+            "--docs",
+            metavar="FOLDER",
+            help="Send passages of this folder's documents along with each question. See llmrun help documents.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    docs_model: Annotated[
+        str | None,
+        typer.Option(
+            "--docs-model",
+            metavar="NAME",
+            help=f"Embedding model that finds them; {NO_MODEL} finds them by their words. Default: {DEFAULT_MODEL}.",
+            autocompletion=complete_model,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+) -> DocsOptions:
+    """Collect the options of documents.
+
+    Raises:
+        UsageError: there is a model without a folder.
+    """
+    if docs_model and not docs:
+        raise UsageError("--docs-model needs --docs", hint=f"--docs FOLDER --docs-model {docs_model}")
+    return DocsOptions(docs, docs_model or DEFAULT_MODEL)
+
+
+@contextmanager
+def open_documents(output: Output, options: DocsOptions, loading: LoadingOptions) -> Iterator[FolderIndex | None]:
+    """Bring the index of the folder up to date, and keep the embedding model loaded for questions; None without one.
+
+    Before the model that answers is loaded, so that its plan sees the memory that is left.
+
+    Args:
+        loading: of the model that answers.
+
+    Raises:
+        UsageError: it is not a folder, or has too many files.
+        LlmrunError: the embedding model can't be loaded.
+    """
+    if options.folder is None:
+        yield None
+        return
+    from llmrun.chat.passages import FolderIndex
+
+    index = FolderIndex(user_path(options.folder), load_settings().state_dir)
+    if options.model == NO_MODEL:
+        _refresh(output, index)
+        yield index
+        return
+    preferences = LoadPreferences(
+        _WINDOW, threads=loading.preferences.threads, gpu_layers=loading.preferences.gpu_layers
+    )
+    own = LoadingOptions(preferences, OFF, loading.verbose, loading.yes)
+    with open_model(output, options.model, own, embeds=True, another=True) as model:
+        used = model.used
+        _refresh(output, index, _embedder(output, model), used.sha256 or f"{used.path} {used.modified}")
+        yield index
+
+
+def _embedder(output: Output, model: Model) -> Embed:
+    """Return a function that computes vectors. Raises UsageError if the model ranks."""
+    from llmrun.model.embeddings import Embedding
+
+    for note in Embedding(model.header, model.spec.embedding, EmbedOptions()).notes:
+        output.note(note)
+
+    def embed(texts: Iterable[str], role: Literal["query", "document"]) -> Iterator[NDArray[numpy.float32]]:
+        for part in model.embed_each(texts, EmbedOptions(role)):
+            yield part.vectors
+
+    return embed
+
+
+def _refresh(output: Output, index: FolderIndex, embed: Embed | None = None, model: str = "") -> None:
+    """Bring the index up to date, and print what is new and what is left out."""
+    with Activity(output) as activity:
+
+        def show(file: str, done: int, total: int) -> None:
+            activity.show(f"{done:,} of {counted(total, 'file')}: {file}", done / total)
+
+        state = index.refresh(embed, model, show)
+    if state.read:
+        changed = f"{counted(state.read, 'file')} new or changed"
+        output.note(f"Documents: {counted(state.passages, 'passage')} of {counted(state.files, 'file')}; {changed}.")
+    if state.left_out:
+        first, *others = state.left_out
+        output.note(f"Left out: {first}{f'; and {len(others):,} more' if others else ''}")
+    if not state.passages:
+        output.note("There is no text in this folder: no passages will go along.")
+
+
+def show_found(output: Output, passages: tuple[Passage, ...], *, hint: str = "") -> None:
+    """Print how many passages go along with a question."""
+    from llmrun.chat.passages import passages_line
+
+    output.note(f"{passages_line(passages)} go along{hint}." if passages else "No passage goes along.")

@@ -1,0 +1,117 @@
+"""`--docs FOLDER` of `llmrun run` and `llmrun chat`, over the fake engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.gguf_writer import tiny_model, write
+from support.installed import Terminal
+
+FRONT = Path(__file__).parents[1] / "support/front.py"
+ENGINES = "echo,normal"  # of the model that answers, which is started first, and of the embedding model
+
+pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tiny.gguf", tiny_model())
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/tea.md").write_text("# Kitchen\nTea is in the kitchen.\n")
+    (tmp_path / "notes/hours.txt").write_text("The office closes at five on Fridays.\n")
+    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
+    home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **home, "PYTHONPATH": path}
+
+
+def run(environment: dict[str, str], mode: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, str(FRONT), mode, "run", "./tiny.gguf", *arguments]
+    return subprocess.run(words, input="", capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def chat(environment: dict[str, str]) -> Iterator[type[Terminal]]:
+    """chat(mode, option, ...): a chat at its first prompt."""
+    opened: list[Terminal] = []
+
+    def make(mode: str, *options: str) -> Terminal:
+        opened.append(Terminal([sys.executable, str(FRONT), mode, "chat", "./tiny.gguf", *options], environment))
+        opened[-1].wait(opened[-1].at_prompt)
+        return opened[-1]
+
+    yield make  # type: ignore[misc]
+    for each in opened:
+        each.close()
+
+
+def test_passages_go_before_the_prompt(environment: dict[str, str]) -> None:
+    done = run(environment, ENGINES, "Where is the tea?", "--docs", "notes", "--docs-model", "./tiny.gguf")
+    assert done.returncode == 0
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("Passages of my documents")
+    assert last == "Where is the tea?"
+    assert "[1] tea.md, lines 1-2:\n```\n# Kitchen\nTea is in the kitchen.\n```" in done.stdout
+    assert "Documents: 2 passages of 2 files; 2 files new or changed." in done.stderr
+    assert "2 passages of 2 files go along: tea.md, lines 1-2; hours.txt, line 1." in done.stderr
+    again = run(environment, ENGINES, "Where is the tea?", "--docs", "notes", "--docs-model", "./tiny.gguf")
+    assert again.stdout == done.stdout
+    assert "new or changed" not in again.stderr
+
+
+def test_without_an_embedding_model_the_words_find_passages(environment: dict[str, str]) -> None:
+    done = run(environment, "echo", "the tea", "--docs", "notes", "--docs-model", "none")
+    assert "[1] tea.md" in done.stdout
+    assert "No passage goes along." in run(environment, "echo", "xyz", "--docs", "notes", "--docs-model", "none").stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "hint"),
+    [
+        (("--docs", "nowhere"), "'nowhere' is not a folder", "-f FILE"),
+        (("--docs", "notes/tea.md"), "'notes/tea.md' is not a folder", "-f FILE"),
+        (("--docs-model", "bge-small"), "--docs-model needs --docs", "--docs FOLDER"),
+        (("--docs", "notes", "--docs-model", "./no.gguf"), "no file", "check the path"),
+    ],
+)
+def test_mistakes_are_said_before_a_model_is_loaded(
+    environment: dict[str, str], options: tuple[str, ...], what: str, hint: str
+) -> None:
+    done = run(environment, "echo", "hi", *options)
+    assert done.returncode in (2, 3)
+    assert (done.stdout, what in done.stderr, hint in done.stderr) == ("", True, True), done.stderr
+
+
+def test_the_embedding_model_is_downloaded_as_any_other(environment: dict[str, str]) -> None:
+    """Offline it can't be; its name is said."""
+    done = run(environment, "echo", "hi", "--docs", "notes")
+    assert done.returncode == 5
+    assert "bge-small" in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_a_chat_shows_its_sources_and_keeps_them(chat: type[Terminal]) -> None:
+    talk = chat(ENGINES, "--docs", "notes", "--docs-model", "./tiny.gguf", "--session", "tea")
+    asked = talk.ask("Where is the tea?")
+    assert any("2 passages of 2 files go along; /sources shows them." in line for line in asked)
+    shown = talk.ask("/sources")
+    assert any(line.startswith("[1] tea.md, lines 1-2 (Kitchen), score 0.") for line in shown)
+    assert any("Tea is in the kitchen." in line for line in shown)
+    edited = " ".join(talk.ask("/edit When does the office close?"))
+    assert "[1] hours.txt, line 1:" in edited, "other passages go along with another question"
+    assert "tea.md" not in edited.partition("[2]")[0]
+    assert any(line.startswith("[1] hours.txt, line 1, score 0.") for line in talk.ask("/sources"))
+    assert "[1] hours.txt, line 1:" in " ".join(talk.ask("/retry"))
+    talk.type("/bye")
+    assert talk.end() == 0
+    again = chat("echo", "--session", "tea")  # without --docs
+    assert any(line.startswith("[1] hours.txt, line 1, score 0.") for line in again.ask("/sources"))
+    kept = " ".join(again.ask("/edit Who?"))
+    assert "[1] hours.txt, line 1:" in kept, "without documents a question keeps its passages"
+    again.ask("Why is that so?")
+    assert any("No passage went along" in line for line in again.ask("/sources"))
