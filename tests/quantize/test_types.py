@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.gguf_writer import write
 from support import quantize_engine
+from support.gguf_writer import write
 
 from llmrun.cli import tune
 from llmrun.errors import LlmrunError, UsageError
