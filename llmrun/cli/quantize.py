@@ -15,15 +15,14 @@ from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError, require_within
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
-from llmrun.quantize.size import SizeGoal, read_size
+from llmrun.quantize.request import SizeGoal, read_size
 from llmrun.quantize.types import TensorTypes
 from llmrun.quantize.types import tensor_type as read_tensor_type
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
-    from llmrun.quantize.choice import QuantizeOptions
     from llmrun.quantize.evaluate import EvaluatedText
-    from llmrun.quantize.source import SourceFile
+    from llmrun.quantize.request import QuantizeOptions, SourceFile
 
 _MIX, _IMPORTANCE, _SEVERAL = "Mixed types", "Importance matrix", "Several types"
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
@@ -235,8 +234,7 @@ def quantize(
 
     The source is not changed; the new file is verified before it gets its name.
     """
-    from llmrun.quantize.choice import AUTO, QuantizeOptions, read_options
-    from llmrun.quantize.source import find
+    from llmrun.quantize.request import AUTO, QuantizeOptions, find, read_options
 
     output = Output(json=json)
     if out is not None and output_file is not None:
@@ -262,10 +260,9 @@ def _quantize(
     output: Output, source: str, out: Path | None, options: QuantizeOptions, *, may_replace: bool, dry_run: bool
 ) -> None:
     """Make one file, or predict the result."""
-    from llmrun.quantize.choice import decide
     from llmrun.quantize.job import preview
     from llmrun.quantize.job import quantize as run
-    from llmrun.quantize.source import find, open_source
+    from llmrun.quantize.request import decide, find, open_source
     from llmrun.runner import client
     from llmrun.ui.views.quantize import show_done, show_preview, stages
 
@@ -298,10 +295,8 @@ def _report(
     may_replace: bool,
 ) -> None:
     """Make and measure several types; keep the files if OUT is a folder."""
-    from llmrun.quantize.choice import importance_matrix, resolve_type
-    from llmrun.quantize.report import make_report
-    from llmrun.quantize.report.local_measurements import require_text
-    from llmrun.quantize.source import open_source
+    from llmrun.quantize.report import make_report, require_text
+    from llmrun.quantize.request import importance_matrix, open_source, resolve_type
     from llmrun.ui.views.quantize import stages
     from llmrun.ui.views.report import report_progress, show, write
 

@@ -39,7 +39,7 @@ def score(
     from llmrun.cli.tokenize import read_content
     from llmrun.models.store.in_use import using
     from llmrun.quantize.evaluate import check_sample
-    from llmrun.quantize.score import score as measure
+    from llmrun.quantize.evaluate import score as measure
     from llmrun.ui.views.evaluate import reading
     from llmrun.ui.views.score import score_json, show_score
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from llmrun.planning.hardware import Hardware
     from llmrun.planning.plan import LoadPreferences, Plan
     from llmrun.protocol.speculation import StepTime
-    from llmrun.quantize.fast_copy import FastCopy
+    from llmrun.quantize.types import FastCopy
 
 
 @with_options(devices=engine_options(*DEVICE_SETTINGS))
@@ -97,8 +97,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
     """
     from llmrun.planning.hardware import probe_details
     from llmrun.planning.speed import BUSY, speed_of
-    from llmrun.quantize.fast_copy import fast_copy, has_slow_prompts
-    from llmrun.quantize.types import COPY_TYPE
+    from llmrun.quantize.types import COPY_TYPE, fast_copy, has_slow_prompts
 
     if not has_slow_prompts(header, hardware):
         return None

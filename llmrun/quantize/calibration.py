@@ -1,7 +1,6 @@
 """Collection of an importance matrix: the mean squared activations that each column of a model's matrices meets.
 
-Owns the choice and amount of the calibration text; the engine reads the text, and writes it if there is none.
-gguf/imatrix.py and imatrix_file.py own the file format.
+The engine reads the calibration text, and writes it if there is none. gguf/imatrix.py reads the file.
 """
 
 from __future__ import annotations
@@ -10,19 +9,148 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from pathlib import Path
 
-from llmrun.errors import BadModelError
-from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile, read_imatrix
-from llmrun.gguf.reader import read_header
+import numpy as np
+
+from llmrun.convert.checkpoint import array_source
+from llmrun.convert.gguf_file import OutputTensor, header_bytes
+from llmrun.errors import BadModelError, UsageError, listed
+from llmrun.gguf.header import Header
+from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixEntry, ImatrixFile, read_imatrix
+from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded, read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import probe
 from llmrun.protocol.jobs.importance import IMPORTANCE, CalibrationPrompt, Importance, ImportanceSums, ImportanceUpdate
-from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
-from llmrun.quantize.prompts import OPENINGS, QUESTIONS
 from llmrun.runner.client import EngineClient
 from llmrun.storage import disk_errors
+
+QUESTIONS = (
+    "Explain how a suspension bridge carries its load.",
+    "Write a Python function that merges two sorted lists, with a docstring and an example.",
+    "Write a short dialogue between a customer and a baker.",
+    "Solve step by step: a train leaves at 9:40 and travels 210 km at 84 km/h. When does it arrive?",
+    "List ten things to pack for a hiking trip, one line each.",
+    "Explique brièvement comment fonctionne la photosynthèse.",
+    "Write the opening scene of a mystery novel set in a small harbour town.",
+    "What is the difference between TCP and UDP? Give a table.",
+    "Schreibe eine höfliche E-Mail, in der ein Termin verschoben wird.",
+    "Give a JSON object that describes a book with title, authors, year, and tags.",
+    "Who was Marie Curie, and why is she remembered?",
+    "Translate into Spanish: The library is open until eight, except on Sundays.",
+    "Write a poem of eight lines about the first snow.",
+    "My laptop gets hot and slow. What should I check?",
+    "Summarize the causes of the First World War in five bullet points.",
+    "用中文简单介绍一下长城的历史。",
+    "Write a SQL query that finds the three customers with the highest total orders, and explain it.",
+    "Describe the taste of a mango to somebody who never ate one.",
+    "Is it better to rent or to buy a home? Discuss both sides.",
+    "Напиши короткий рассказ о старом маяке.",
+    "Write a product description for a wooden desk lamp.",
+    "What happens in the body during a fever?",
+    "Prove that the sum of two even numbers is even.",
+    "Give me a recipe for vegetable soup, with quantities.",
+)
+"""For models with a chat template."""
+
+OPENINGS = (
+    "The river rises in the mountains of",
+    "#include <stdio.h>\n\nint main(void) {\n",
+    "Chapter 1\n\nIt was late in the evening when",
+    "In this paper we study",
+    "import os\nimport sys\n\n\ndef main():\n",
+    "The 1974 season was the club's",
+    "Breaking news: the government announced today that",
+    "Q: What is the capital of Australia?\nA:",
+    "La ville de",
+    '{"name": "example", "version": "1.0", "items": [',
+    "She was born in 1902 in",
+    "<!DOCTYPE html>\n<html>\n<head>\n<title>",
+    "Der Begriff",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "The song was written by",
+    "# Installation\n\nTo install the package,",
+    "According to the report, the number of",
+    "function parse(input) {\n",
+    "Theorem. Let",
+    "El sistema solar",
+    "The species is found in",
+    '"I don\'t think so," he said.',
+    "Ingredients:\n- 2 cups of",
+    "The battle began on the morning of",
+)
+"""Plain text, for every model."""
+
+
+_MAX_NAME_BYTES = 63 - len(SUMS)  # GGML_MAX_NAME
+_SHOWN = 3
+
+
+def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
+    """Write a file for llama-quantize; after an error the target is unchanged.
+
+    Raises:
+        DiskFullError: there is no room for the file.
+        ResourceError: the file can't be written there.
+        UsageError: a tensor's name is too long for the format.
+    """
+    tensors = []
+    for name, entry in sorted(imatrix.entries.items()):
+        if len(name.encode()) > _MAX_NAME_BYTES:
+            raise UsageError(f"tensor {name!r} has a name too long for an importance matrix")
+        tensors.append(OutputTensor(name + SUMS, "F32", array_source(name, entry.sums)))
+        tensors.append(OutputTensor(name + COUNTS, "F32", array_source(name, entry.counts.reshape(-1, 1))))
+    metadata = {
+        "general.type": "imatrix",
+        DATASETS: list(imatrix.datasets),
+        N_CHUNKS: imatrix.n_chunks,
+        CHUNK_SIZE: imatrix.chunk_size,
+    }
+    header = header_bytes(metadata, tensors)
+    new_file.require_room(target, len(header) + sum(tensor.n_bytes + DEFAULT_ALIGNMENT for tensor in tensors))
+    with new_file.arriving(target) as path, path.open("wb") as file:
+        file.write(header)
+        for tensor in tensors:
+            for chunk in tensor.data():
+                file.write(chunk.astype("<f4").tobytes())
+            file.write(b"\0" * (padded(tensor.n_bytes) - tensor.n_bytes))
+
+
+def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
+    """Raise UsageError unless an importance matrix is of this model, or of one of the same shape.
+
+    Args:
+        header: of the model.
+        path: of the importance matrix, for the message.
+    """
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    hint = "collect one on this model: --imatrix auto"
+    unknown = [name for name in imatrix.entries if name not in tensors]
+    if unknown:
+        raise UsageError(
+            f"the importance matrix {str(path)!r} is of another model",
+            why=f"{header.path.name} has no {listed(unknown, _SHOWN)}",
+            hint=hint,
+        )
+    columns = {name: tensors[name].shape[0] * prod(tensors[name].shape[2:]) for name in imatrix.entries}
+    misfits = [
+        f"{name} has {columns[name]:,} columns in the model, {entry.sums.size:,} in the file"
+        for name, entry in imatrix.entries.items()
+        if entry.sums.size != columns[name]
+    ]
+    if misfits:
+        raise UsageError(
+            f"the importance matrix {str(path)!r} is of another model", why="; ".join(misfits[:_SHOWN]), hint=hint
+        )
+
+
+def unused_experts(imatrix: ImatrixFile) -> dict[str, int]:
+    """Return tensor -> number of experts that the calibration text never reached, if any."""
+    found = {name: int((entry.counts == 0).sum()) for name, entry in imatrix.entries.items()}
+    return {name: count for name, count in found.items() if count}
+
 
 OnUpdate = Callable[[ImportanceUpdate], None]
 
@@ -166,8 +294,6 @@ def _prompts() -> Iterator[CalibrationPrompt]:
 
 def _entries(path: Path, summed: ImportanceSums) -> dict[str, ImatrixEntry]:
     """Read the sums and counts in the engine's file."""
-    import numpy as np
-
     with disk_errors(path):
         numbers = np.fromfile(path, "<f4").astype(np.float32)
     entries, at = {}, 0

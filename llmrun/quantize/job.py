@@ -15,12 +15,12 @@ from pathlib import Path
 
 from llmrun.errors import BadModelError, LlmrunError, ResourceError, UsageError
 from llmrun.gguf.header import Header
+from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize, Quantized, QuantizeUpdate
-from llmrun.quantize.fast_copy import has_slow_prompts
 from llmrun.quantize.types import (
     COPY_TYPE,
     NEED_IMATRIX,
@@ -28,6 +28,7 @@ from llmrun.quantize.types import (
     UNQUANTIZED,
     TensorTypes,
     cost,
+    has_slow_prompts,
     is_quantized,
     tensor_bytes,
     unfit,
@@ -202,8 +203,6 @@ def _kept_heads(request: QuantizeRequest, header: Header) -> tuple[tuple[str, st
     if not header.n_draft_heads or request.pure or request.type in {*UNQUANTIZED, "Q8_0"}:
         return ()
     if request.imatrix is not None:
-        from llmrun.gguf.imatrix import read_imatrix
-
         with suppress(LlmrunError):  # the engine refuses it
             if any(_HEADS.match(name) for name in read_imatrix(request.imatrix).entries):
                 return ()

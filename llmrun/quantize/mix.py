@@ -1,22 +1,27 @@
 """Quantization to a target size: a type for each tensor such that the file fits and the loss is smallest.
 
-Owns the candidates and the choice; the engine's mix job measures the loss of each type per tensor, and knapsack.py
-weighs it against bytes. The candidates are types with fast kernels: Q4_1 and Q5_1 have none for prompts on x86, Q4_0 is
-no smaller than IQ4_NL, and IQ3_S is no smaller than Q3_K but slow to unpack. Types of fewer bits are slow too; they are
-candidates only with an importance matrix, for very small files.
+The engine's mix job measures the loss of each type per tensor, and a multiple-choice knapsack weighs it against bytes.
+The candidates are types with fast kernels: Q4_1 and Q5_1 have none for prompts on x86, Q4_0 is no smaller than IQ4_NL,
+and IQ3_S is no smaller than Q3_K but slow to unpack. Types of fewer bits are slow too; they are candidates only with an
+importance matrix, for very small files.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from math import gcd
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.hardware import probe
@@ -26,9 +31,72 @@ from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.sizes import readable_size
 from llmrun.quantize.evaluate import default_text
 from llmrun.quantize.job import all_cores
-from llmrun.quantize.knapsack import Option, choose_options
 from llmrun.quantize.types import TENSOR_TYPES, UNQUANTIZED, tensor_bytes
 from llmrun.runner.client import EngineClient
+
+_MOST_UNITS = 1 << 14
+
+
+class Option(NamedTuple):
+    """Choice for an item."""
+
+    size: int
+    cost: float
+
+
+def choose_options(items: Sequence[Sequence[Option]], capacity: int) -> list[int] | None:
+    """Return the index of the chosen option of each item; None if even the smallest don't fit.
+
+    Args:
+        items: the options of each item, at minimum one.
+        capacity: upper bound of the total size.
+    """
+    minimum = [min(option.size for option in options) for options in items]
+    free = capacity - sum(minimum)
+    if free < 0:
+        return None
+    unit = _unit(items, minimum, free)
+    costs = np.zeros(free // unit + 1)  # smallest cost of the items so far, by free units
+    choices = []
+    for options, smallest in zip(items, minimum, strict=True):
+        table = np.full((len(options), len(costs)), np.inf)
+        for number, option in enumerate(options):
+            units = -(-(option.size - smallest) // unit)
+            if units < len(costs):
+                table[number, units:] = costs[: len(costs) - units] + option.cost
+        choices.append(table.argmin(axis=0).astype(np.uint8))
+        costs = table.min(axis=0)
+    left, chosen = len(costs) - 1, []
+    for options, smallest, choice in zip(reversed(items), reversed(minimum), reversed(choices), strict=True):
+        chosen.append(int(choice[left]))
+        left -= -(-(options[chosen[-1]].size - smallest) // unit)
+    return _fill(items, chosen[::-1], capacity)
+
+
+def _unit(items: Sequence[Sequence[Option]], minimum: list[int], free: int) -> int:
+    """Return the size of a unit: the common divisor of all sizes, or a multiple of it for a large capacity."""
+    extras = (option.size - smallest for options, smallest in zip(items, minimum, strict=True) for option in options)
+    common = gcd(*extras) or 1
+    return common * max(1, -(-free // (common * _MOST_UNITS)))
+
+
+def _fill(items: Sequence[Sequence[Option]], chosen: list[int], capacity: int) -> list[int]:
+    """Spend the rest of the capacity on the upgrades that save most for their size, until none fits."""
+    free = capacity - sum(options[number].size for options, number in zip(items, chosen, strict=True))
+    while True:
+        best = (0.0, 0, 0)
+        for item, (options, number) in enumerate(zip(items, chosen, strict=True)):
+            now = options[number]
+            for better, option in enumerate(options):
+                growth, saved = option.size - now.size, now.cost - option.cost
+                if growth <= free and saved > 0:
+                    best = max(best, (saved / max(growth, 1), item, better))
+        if not best[0]:
+            return chosen
+        _, item, better = best
+        free -= items[item][better].size - items[item][chosen[item]].size
+        chosen[item] = better
+
 
 CANDIDATES = ("Q8_0", "Q6_K", "Q5_K", "Q5_0", "Q4_K", "IQ4_NL", "IQ4_XS", "MXFP4", "Q3_K", "Q2_K")
 """Candidate types, the largest first."""
@@ -127,8 +195,6 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
     """Return tensor -> current type, and all candidates that fit its rows and are smaller."""
     important: set[str] = set()
     if imatrix is not None:
-        from llmrun.gguf.imatrix import read_imatrix
-
         important = set(read_imatrix(imatrix).entries)
     found = {}
     for tensor in tensors:

@@ -1,19 +1,19 @@
-"""Types of weights: their names, llama.cpp's numbers, their cost, and the best 4-bit type of a machine.
-
-Pure: must not know files, processes or this machine; callers pass the machine's features.
-"""
+"""Types of weights: their names, llama.cpp's numbers, their cost, the best 4-bit type of a machine, a faster copy."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError, did_you_mean
 from llmrun.gguf import types
-from llmrun.gguf.header import Tensor
+from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.types import FILE_TYPES
+from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import repacked_types
+from llmrun.planning.predict import predict, work_of
+from llmrun.protocol.jobs.machine import MachineSpeed
 
 ALIASES = {
     "INT8": "Q8_0", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "FP16": "F16", "FP32": "F32",
@@ -198,3 +198,34 @@ def unfit(tensors: Mapping[str, Tensor], name: str, kind: str) -> int:
     if tensor is None or tensor.shape[0] % TENSOR_TYPES[kind].block == 0:
         return 0
     return tensor.shape[0]
+
+
+_WORTHWHILE = 1.3  # ratio of prefill rates
+
+
+class FastCopy(NamedTuple):
+    """The copy, and its speed relative to the original."""
+
+    type: str
+    n_bytes: int  # of its weights
+    prefill: float  # ratio of prefill rates
+    decode: float  # ratio of decode rates
+
+
+def has_slow_prompts(header: Header, hardware: Hardware) -> bool:
+    """Return whether most weights have a type whose prompts are slow on this processor."""
+    return not hardware.gpus and bool(slow_prompts(next(iter(header.bytes_per_type), ""), hardware.cpu_flags))
+
+
+def fast_copy(header: Header, speed: MachineSpeed) -> FastCopy | None:
+    """Return the copy in COPY_TYPE; None if it gains little by the measured kernels."""
+    tensors = tuple(
+        replace(tensor, type=COPY_TYPE, n_bytes=tensor_bytes(tensor, COPY_TYPE)) if len(tensor.shape) > 1 else tensor
+        for tensor in header.tensors
+    )
+    before, after = (predict(work_of(each), speed) for each in (header, replace(header, tensors=tensors)))
+    n_bytes = sum(tensor.n_bytes for tensor in tensors)
+    found = FastCopy(
+        COPY_TYPE, n_bytes, after.prefill_rate / before.prefill_rate, after.decode_rate / before.decode_rate
+    )
+    return found if found.prefill >= _WORTHWHILE else None

@@ -59,7 +59,7 @@ from llmrun.planning.tuned import (
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
 from llmrun.protocol.loading import Load
-from llmrun.quantize.fast_copy import FastCopy
+from llmrun.quantize.types import FastCopy
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome, step_words
 

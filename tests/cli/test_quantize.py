@@ -22,10 +22,9 @@ from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.text import TextTokens
-from llmrun.quantize import choice
+from llmrun.quantize import request
 from llmrun.quantize.evaluate import EvaluatedText
-from llmrun.quantize.size import SizeGoal, goal_bytes, read_size
-from llmrun.quantize.source import find
+from llmrun.quantize.request import SizeGoal, find, goal_bytes, read_size
 from llmrun.runner import client
 
 app = typer.Typer()
@@ -225,7 +224,7 @@ def tokenizing(monkeypatch: pytest.MonkeyPatch, n_tokens: int) -> None:
     """Give every text that many tokens."""
     found = TextTokens((7,) * n_tokens, (), 100)
     tokenizer = SimpleNamespace(do=lambda kind, command: found, close=lambda: None)
-    monkeypatch.setattr("llmrun.quantize.report.local_measurements.EngineClient", lambda: tokenizer)
+    monkeypatch.setattr("llmrun.quantize.report.EngineClient", lambda: tokenizer)
 
 
 @pytest.mark.parametrize("options", [("--tensor-type", "a=q8_0"), ("--output-type", "q8_0"), ("--pure",)])
@@ -387,6 +386,6 @@ def test_a_gpu_is_one_that_computes(
 ) -> None:
     said: list[str] = []
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(choice, "probe", lambda: replace(machine(1), gpus=gpus))
-    choice.resolve_type(choice.BEST_4_BIT, cast(Header, SimpleNamespace(tensors=())), said.append)
+    monkeypatch.setattr(request, "probe", lambda: replace(machine(1), gpus=gpus))
+    request.resolve_type(request.BEST_4_BIT, cast(Header, SimpleNamespace(tensors=())), said.append)
     assert ("fast kernels on a GPU" in said[0]) == computes

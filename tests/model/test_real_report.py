@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.installed import Installed
 
-from llmrun.quantize.report import make_report
-from llmrun.quantize.report.local_measurements import LocalMeasurements
+from llmrun.quantize.report import LocalMeasurements, make_report
 from llmrun.ui.views.report import json_text, write
 
 pytestmark = pytest.mark.model

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Method, Quality
-from llmrun.quantize.report.measure import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
+from llmrun.quantize.card import Card, CardRow, CardSpeed, Method, Quality
+from llmrun.quantize.report import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
 
 # Type -> bytes, prefill, decode, mean KLD.
 FIGURES = {

@@ -21,7 +21,7 @@ from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs.quantize import Quantize, Quantized
 from llmrun.protocol.loading import Load
-from llmrun.quantize.imatrix_file import write_imatrix
+from llmrun.quantize.calibration import write_imatrix
 from llmrun.quantize.types import FILE_TYPES, NEED_IMATRIX
 from llmrun.runner.client import EngineClient
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from llmrun.bench.formats import escape, markdown_table
 from llmrun.errors import CancelledError, UsageError
-from llmrun.quantize.report.card import Card, to_json
-from llmrun.quantize.report.job import ReportUpdate
-from llmrun.quantize.report.verdict import recommended, verdicts
+from llmrun.quantize.card import Card, recommended, to_json, verdicts
+from llmrun.quantize.report import ReportUpdate
 from llmrun.storage import check_target, write_whole
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.cells import width

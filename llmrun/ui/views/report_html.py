@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmrun.protocol.sizes import readable_size
-from llmrun.quantize.report.card import Card, CardRow, iso_time
-from llmrun.quantize.report.verdict import beaten_by, front, praise, recommended
+from llmrun.quantize.card import Card, CardRow, beaten_by, front, iso_time, praise, recommended
 from llmrun.ui.html.charts import Bar, Dot, drawable_bars, scatter
 from llmrun.ui.html.render import render
 from llmrun.ui.terminal.format import rate, seconds

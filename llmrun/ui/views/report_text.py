@@ -9,8 +9,7 @@ import math
 import time
 
 from llmrun.protocol.sizes import readable_size
-from llmrun.quantize.report.card import Card, CardRow, CardSpeed
-from llmrun.quantize.report.verdict import compare, recommended, verdicts
+from llmrun.quantize.card import Card, CardRow, CardSpeed, compare, recommended, verdicts
 from llmrun.ui.terminal.format import counted, rate, seconds
 
 NONE = "–"  # not measured

@@ -17,8 +17,8 @@ from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.sizes import readable_size
 from llmrun.protocol.speculation import StepTime
-from llmrun.quantize.fast_copy import FastCopy
-from llmrun.quantize.source import model_stem
+from llmrun.quantize.request import model_stem
+from llmrun.quantize.types import FastCopy
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output

@@ -21,8 +21,7 @@ from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, Usag
 from llmrun.gguf.imatrix import read_imatrix
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
 from llmrun.quantize import calibration
-from llmrun.quantize.calibration import collect
-from llmrun.quantize.prompts import OPENINGS, QUESTIONS
+from llmrun.quantize.calibration import OPENINGS, QUESTIONS, collect
 
 TEXT = "hello world the thing 12 ab <|im_start|> \n\n" * 40
 N_CTX = 128  # of the tiny model

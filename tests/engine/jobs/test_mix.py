@@ -16,7 +16,7 @@ from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
 from llmrun.protocol.jobs.mix import MixMeasurement
 from llmrun.quantize import mix
-from llmrun.quantize.imatrix_file import write_imatrix
+from llmrun.quantize.calibration import write_imatrix
 from llmrun.quantize.types import FILE_TYPES, tensor_bytes
 
 WIDTH = 512

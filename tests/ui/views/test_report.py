@@ -13,8 +13,8 @@ from support.report_fake import card, row
 from support.streams import Terminal
 
 from llmrun.errors import CancelledError, ResourceError, UsageError
+from llmrun.quantize.card import Card, CardRow, CardSpeed, Quality
 from llmrun.quantize.report import ReportUpdate
-from llmrun.quantize.report.card import Card, CardRow, CardSpeed, Quality
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.report import checked_target, json_text, markdown, report_progress, show, write

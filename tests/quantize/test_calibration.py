@@ -16,8 +16,7 @@ from support.gguf_writer import TensorSpec, gguf, tiny_model, write
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
-from llmrun.quantize.calibration import prepare_imatrix
-from llmrun.quantize.imatrix_file import require_fit, unused_experts, write_imatrix
+from llmrun.quantize.calibration import prepare_imatrix, require_fit, unused_experts, write_imatrix
 
 DENSE, EXPERTS = "blk.0.attn_q.weight", "blk.0.ffn_up_exps.weight"
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from llmrun.quantize.knapsack import Option, choose_options
+from llmrun.quantize.mix import Option, choose_options
 
 
 def tried(things: list[list[Option]], room: int) -> float:

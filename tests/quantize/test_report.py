@@ -6,25 +6,33 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.gguf_writer import runnable_model, write
 from support.report_fake import FIGURES, FakeMeasures, card, row
 
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError, UsageError
-from llmrun.quantize.report import Card, ReportUpdate, make_report
-from llmrun.quantize.report import folder as report_folder
-from llmrun.quantize.report.card import CardSpeed, Quality, to_json
-from llmrun.quantize.report.timetable import ReportStep, Timetable
-from llmrun.quantize.report.verdict import (
+from llmrun.planning.plan import LoadPreferences
+from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, Repetition
+from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, Figure
+from llmrun.quantize import report
+from llmrun.quantize.card import (
+    CardSpeed,
+    Quality,
     beaten_by,
     compare,
     contenders,
     front,
     loss_in_words,
     recommended,
+    to_json,
     verdict,
     verdicts,
 )
+from llmrun.quantize.evaluate import EvaluatedText
+from llmrun.quantize.report import Card, LocalMeasurements, ReportStep, ReportUpdate, Timetable, chunks_for, make_report
+from llmrun.quantize.request import model_stem
 
 KINDS = ["Q8_0", "Q4_K_M", "Q4_0"]
 
@@ -163,7 +171,7 @@ def test_progress_only_grows_and_says_what_is_done(source: Path) -> None:
 
 
 def test_a_full_disk_is_reported_before_anything_is_measured(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_folder, "free_bytes", lambda place: 1_000_000)
+    monkeypatch.setattr(report, "free_bytes", lambda place: 1_000_000)
     measures = FakeMeasures()
     with pytest.raises(DiskFullError, match="too full"):
         made(source, measures)
@@ -178,9 +186,9 @@ def test_leftovers_of_killed_processes_are_removed_but_not_used_folders(
     dead.mkdir()
     (dead / ".lock").touch()
     (dead / "large.gguf").touch()
-    with report_folder.working_folder(None, 10) as mine:
+    with report.working_folder(None, 10) as mine:
         assert not dead.exists()
-        with report_folder.working_folder(None, 10):
+        with report.working_folder(None, 10):
             assert mine.is_dir()
     assert not list(tmp_path.iterdir())
 
@@ -294,3 +302,105 @@ def test_json_has_units_and_nulls() -> None:
     assert data["types"][1]["same_top_percent"] == pytest.approx(83.8)
     assert data["is_complete"] is False
     assert data["started"] == "2025-11-21T10:00:00Z"
+
+
+# ---- the commands of a report card's measurements, without a model
+
+
+MODEL = BenchModel("llama 1M F32", 1000, 500, 1, 128, "abc1234", "0.1", "CPU", "Testium", "")
+
+
+def figure(value: float, half: float) -> Figure:
+    return Figure(value, half / 2, value - half, value + half)
+
+
+def divergence() -> Divergence:
+    some = figure(0.5, 0.1)
+    return Divergence(
+        figure(0.03, 0.002), some, some, some, some, some, 1.0, figure(0.9, 0.01), some, some, some, some,
+        figure(20.0, 0.8), 0.99,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def source_file(tmp_path: Path) -> Path:
+    return write(tmp_path / "Tiny-Model-F32.gguf", runnable_model())
+
+
+class Engine:
+    """A fake engine: 1 ms per token, half of that in prefill; a later engine takes twice the memory."""
+
+    started = 0
+
+    def __init__(self) -> None:
+        Engine.started += 1
+
+    def do(self, kind: Any, command: Bench) -> BenchResult:
+        test = command.test
+        ns = test.n_prompt * 500_000 + test.n_gen * 1_000_000
+        return BenchResult(MODEL, (Repetition(ns),), 5, 1000 * Engine.started + test.n_gen)
+
+    def close(self) -> None:
+        pass
+
+
+def test_speed_is_measured_in_an_engine_of_its_own(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "EngineClient", Engine)
+    Engine.started = 0
+    measures = LocalMeasurements(source_file)
+    first, second = (
+        measures.time(source_file, lambda share: None),
+        measures.time(source_file, lambda share: None),
+    )
+    assert (first.prefill, first.decode, first.peak_memory) == (2000.0, 1000.0, 1032)
+    assert second.peak_memory == 2032
+    assert measures.machine().build_commit == "abc1234"
+
+
+def test_quality_is_measured_beside_the_source(
+    source_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def evaluate(model: Path, **options: Any) -> EvaluateResult:
+        asked.update(options, model=model)
+        return EvaluateResult(3, 9, 512, 768, figure(21.0, 0.9), 1.0, divergence())
+
+    monkeypatch.setattr(report, "evaluate", evaluate)
+    text = EvaluatedText("text.txt", "Once upon a time")
+    judged = LocalMeasurements(source_file, text=text, preferences=LoadPreferences(threads=3), chunks=5).judge(
+        tmp_path / "q.gguf", lambda share: None
+    )
+    assert asked["reference"] == source_file
+    assert asked["text"] == text
+    assert (asked["preferences"], asked["chunks"]) == (LoadPreferences(threads=3), 5)
+    assert judged.quality.kld == 0.03
+    assert judged.quality.kld_error == pytest.approx(0.002)
+    assert judged.quality.same_top_error == pytest.approx(0.01)
+    assert judged.source.perplexity == 20.0
+    assert (judged.text, judged.n_tokens) == ("text.txt", 1536)
+
+
+def test_nothing_evaluated_is_an_error(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "evaluate", lambda model, **options: EvaluateResult(0, 0, 512, 0))
+    with pytest.raises(LlmrunError, match="nothing was evaluated"):
+        LocalMeasurements(source_file).judge(source_file, lambda share: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("Tiny-Model-F32.gguf", "Tiny-Model"),
+        ("tiny.Q4_K_M.gguf", "tiny"),
+        ("tiny.gguf", "tiny"),
+        ("Tiny-BF16-00001-of-00002.gguf", "Tiny"),
+    ],
+)
+def test_files_are_called_after_the_model(source_file: Path, name: str, stem: str) -> None:
+    assert model_stem(source_file.with_name(name)) == stem
+    assert LocalMeasurements(source_file, name="other").original().name == "other"
+
+
+def test_slow_models_read_less() -> None:
+    assert [chunks_for(prefill, 16) for prefill in (1000.0, 30.0, 1.0)] == [16, 7, 4]
+    assert chunks_for(1.0, 2) == 2

@@ -18,7 +18,7 @@ from llmrun.planning.measurements import remember_attention
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.jobs.evaluate import ScoreText
 from llmrun.protocol.speculation import AttentionTime
-from llmrun.quantize import score as module
+from llmrun.quantize import evaluate as module
 
 
 @pytest.mark.parametrize("faster", ["on", "off", ""])
