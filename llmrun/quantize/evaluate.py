@@ -20,8 +20,17 @@ from llmrun.planning.measurements import measured_attention
 from llmrun.planning.memory import UBATCH, memory
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Measured, choose_flash_attention
 from llmrun.protocol.adapters import Adapter
-from llmrun.protocol.jobs.evaluate import EVALUATE, Divergence, Evaluate, EvaluateResult, EvaluateUpdate, Needle
-from llmrun.protocol.jobs.evaluate import SCORE, ScoredText, ScoreText
+from llmrun.protocol.jobs.evaluate import (
+    EVALUATE,
+    SCORE,
+    Divergence,
+    Evaluate,
+    EvaluateResult,
+    EvaluateUpdate,
+    Needle,
+    ScoredText,
+    ScoreText,
+)
 from llmrun.protocol.settings import common_fields
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.client import EngineClient
