@@ -375,16 +375,22 @@ class StepShape:
     def __init__(self, rows: int, sampled: int, depth: int) -> None: ...
 
 class DraftChoice:
-    """The number of tokens to draft, and the expected tokens/s (a relative figure without step times)."""
+    """The number of tokens to draft, and the expected tokens/s (a relative figure without step times).
+
+    Attributes:
+        waits: a draft would pay, but drafts have cost too much so far.
+    """
 
     length: int
     rate: float
+    waits: bool
 
 class Gate:
     """The draft lengths of one answer, by the cost of decode steps and the acceptance rates so far.
 
     Decides by the tokens so far and by these tables alone, so that the same answer takes the same steps again. Every
-    token of the answer teaches it: whether it was drafted rightly, verified or not. For one thread at a time.
+    token of the answer teaches it: whether it was drafted rightly, verified or not. By the tables, drafts never cost an
+    answer more than one plain step and 1 % of the time of plain decoding. For one thread at a time.
 
     Args:
         most: maximum length.
@@ -393,13 +399,11 @@ class Gate:
 
     Attributes:
         n_compared: tokens of a draft that are compared with the answer.
-        is_lost: drafts have cost more time so far than they may.
     """
 
     MODEL: int
     """Instead of the length of a match, for drafts of a draft model."""
     n_compared: int
-    is_lost: bool
 
     def __init__(
         self, most: int, lines: Sequence[tuple[int, float, float]], draft_lines: Sequence[tuple[int, float, float]]
@@ -409,6 +413,13 @@ class Gate:
 
         Args:
             match: the number of last tokens that the draft has followed before, or MODEL.
+        """
+
+    def credit(self, match: int, step: StepShape) -> float:
+        """Return the seconds that drafts of this source may cost in a step; infinite without `lines`.
+
+        Args:
+            match: as in choose().
         """
 
     def expected(self, match: int, length: int) -> float:
@@ -426,8 +437,8 @@ class Gate:
     def learn_sureness(self, sure: bool) -> None:
         """Learn whether the draft model was sure of the first token of a draft."""
 
-    def record_step(self, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
-        """Account for a step, with the seconds of the draft model in `drafting`."""
+    def record_step(self, match: int, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
+        """Account for a step with a draft of this source, and the seconds of the draft model in `drafting`."""
 
     def plan(self, drafted: Sequence[int], match: int, step: StepShape, limit: int) -> DraftChoice:
         """Plan a step with one draft, and choose how many of its tokens to verify, up to `limit`.

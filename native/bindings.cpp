@@ -404,7 +404,8 @@ void define_gate(nb::module_& module) {
         .def_ro("depth", &StepShape::depth);
     nb::class_<DraftChoice>(module, "DraftChoice", "A number of tokens to draft.")
         .def_ro("length", &DraftChoice::length)
-        .def_ro("rate", &DraftChoice::rate);
+        .def_ro("rate", &DraftChoice::rate)
+        .def_ro("waits", &DraftChoice::waits);
     nb::class_<Gate> gate(module, "Gate", "The draft lengths of one answer.");
     gate.attr("MODEL") = Gate::model;
     gate.def(
@@ -414,14 +415,14 @@ void define_gate(nb::module_& module) {
             },
             "most"_a, "lines"_a, "draft_lines"_a)
         .def_prop_ro("n_compared", &Gate::n_compared)
-        .def_prop_ro("is_lost", &Gate::is_lost)
+        .def("credit", &Gate::credit, "match"_a, "step"_a)
         .def("choose", &Gate::choose, "match"_a, "limit"_a, "step"_a)
         .def("expected", &Gate::expected, "match"_a, "length"_a)
         .def("draft_seconds", &Gate::draft_seconds, "step"_a, "length"_a)
         .def("is_worth_prefill", &Gate::is_worth_prefill, "n_tokens"_a, "step"_a)
         .def("learn", &Gate::learn, "match"_a, "n_accepted"_a, "missed"_a)
         .def("learn_sureness", &Gate::learn_sureness, "sure"_a)
-        .def("record_step", &Gate::record_step, "step"_a, "n_drafted"_a, "n_accepted"_a, "drafting"_a = 0.0)
+        .def("record_step", &Gate::record_step, "match"_a, "step"_a, "n_drafted"_a, "n_accepted"_a, "drafting"_a = 0.0)
         .def("plan", &Gate::plan, "drafted"_a, "match"_a, "step"_a, "limit"_a)
         .def("add_model_draft", &Gate::add_model_draft, "drafted"_a)
         .def("set_length", &Gate::set_length, "length"_a, "seconds"_a)

@@ -9,14 +9,15 @@ namespace {
 
 constexpr int32_t multiple = 4;          // kernels compute this many rows at once, and handle a remainder badly
 constexpr double min_gain = 1.1;         // expected: a table is never quite right
-constexpr double allowed_loss = 0.01;    // of the decoding time ...
-constexpr int32_t allowed_failures = 5;  // ... plus the extra time of this many steps whose drafts were rejected
+constexpr double allowed_steps = 1.0;    // plain steps that drafts may cost an answer, ...
+constexpr double allowed_share = 0.01;   // ... beside this share of its time
 constexpr double prior[] = {0.15, 0.3, 0.45, 0.65, 0.8, 0.9};  // after a match of 1, 2, 3-4, 5-8, 9-16, more tokens
 constexpr double model_prior = 0.8;                            // of a token that the draft model is sure of
 constexpr int32_t model_depths = 16;                           // tokens of a draft with an acceptance rate of their own
 constexpr double sure_prior = 0.7;                             // how often the draft model is sure
 constexpr int32_t min_outcomes = 8;    // that make an acceptance rate known
 constexpr double newest_share = 0.1;                           // minimum weight of the newest outcome
+constexpr double forgotten_share = 1.0 / 512;                  // of a rate, with each token that does not teach it
 constexpr int32_t min_compared = 15;
 
 // Interpolated between the measured widths.
@@ -59,6 +60,20 @@ void Gate::AcceptanceRate::learn(bool accepted) {
     value_ += std::max(1.0 / outcomes_, newest_share) * (accepted - value_);
 }
 
+void Gate::AcceptanceRate::forget(double prior) {
+    value_ += forgotten_share * (prior - value_);
+    outcomes_ += forgotten_share * (prior_weight - outcomes_);
+}
+
+void Gate::forget_model(int32_t depth) {
+    if (depth == 0) {
+        sure_.forget(sure_prior);
+    }
+    for (int32_t i = depth; i < model_depths; ++i) {
+        model_rates_[i].forget(model_prior);
+    }
+}
+
 const Gate::AcceptanceRate& Gate::rate(int32_t match, int32_t depth) const {
     if (match == model) {
         return model_rates_[std::min(depth, model_depths - 1)];
@@ -74,32 +89,48 @@ DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) co
         const int32_t length = (step.rows + limit) / multiple * multiple - step.rows;
         return {length > 0 ? length : limit, first};
     }
-    if (is_lost() || (match == model ? draft_lines_.empty() : !rate(match, 0).is_known())) {
+    if (match == model ? draft_lines_.empty() : !rate(match, 0).is_known()) {
         return {};
     }
     const double plain = seconds_of(lines_, step.rows, step.depth);
+    const double most_seconds = plain + credit(match, step);
     const double sure = match == model ? sure_.value() : 1.0;
     DraftChoice best{0, min_gain * step.sampled / plain};
+    bool waits = false;
     for (const StepLine& line : lines_) {
         const int32_t length = line.width - step.rows;
         if (length <= 0 || length > limit) {
             continue;
         }
         double duration = seconds_of(lines_, line.width, step.depth);
+        const bool is_dear = duration + (match == model ? draft_seconds(step, length) : 0.0) > most_seconds;
         if (match == model) {
             duration = sure * duration + (1 - sure) * plain + draft_seconds(step, 1 + sure * (length - 1));
         }
         if (step.sampled + sure * first * length > best.rate * duration) {  // an upper bound, quickly computed
             const double rate = (step.sampled + sure * expected(match, length)) / duration;
-            if (rate > best.rate) {
+            if (rate > best.rate && is_dear) {
+                waits = true;
+            } else if (rate > best.rate) {
                 best = {length, rate};
             }
         }
     }
-    return best.length > 0 ? best : DraftChoice{};
+    return best.length > 0 ? best : DraftChoice{0, 0.0, waits};
 }
 
-bool Gate::is_lost() const { return gain_ < -allowed_loss * decoding_ - allowed_failures * trial_; }
+// The step's other answers wait as well, but are slowed down by no more than their tokens' share of it.
+double Gate::token_seconds(const StepShape& step) const {
+    return seconds_of(lines_, step.sampled, step.depth) / step.sampled;
+}
+
+double Gate::credit(int32_t match, const StepShape& step) const {
+    if (lines_.empty()) {
+        return std::numeric_limits<double>::infinity();
+    }
+    const double gain = std::min(match == model ? model_gain_ : text_gain_, model_gain_ + text_gain_);
+    return gain + allowed_share * plain_ + allowed_steps * token_seconds(step);
+}
 
 double Gate::expected(int32_t match, int32_t length) const {
     double total = 0.0, probability = 1.0, before = 1.0;
@@ -133,7 +164,7 @@ bool Gate::is_worth_prefill(int32_t n_tokens, const StepShape& step) const {
     }
     const double saved = 1 - step.sampled / seconds_of(lines_, step.rows, step.depth) / choice.rate;
     const double prefill = prefill_seconds(lines_, n_tokens, step.depth);
-    return prefill_seconds(draft_lines_, n_tokens, step.depth) <= saved * (prefill + decoding_);
+    return prefill_seconds(draft_lines_, n_tokens, step.depth) <= saved * (prefill + plain_);
 }
 
 void Gate::learn(int32_t match, int32_t n_accepted, bool missed) {
@@ -142,18 +173,17 @@ void Gate::learn(int32_t match, int32_t n_accepted, bool missed) {
     }
 }
 
-void Gate::record_step(const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting) {
+void Gate::record_step(int32_t match, const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting) {
     if (lines_.empty()) {
         return;
     }
-    const double plain = seconds_of(lines_, step.rows, step.depth);
+    const double token = token_seconds(step);
     double extra = drafting;
     if (n_drafted > 0) {
-        extra += seconds_of(lines_, step.rows + n_drafted, step.depth) - plain;
+        extra += seconds_of(lines_, step.rows + n_drafted, step.depth) - seconds_of(lines_, step.rows, step.depth);
     }
-    decoding_ += plain + extra;
-    gain_ += n_accepted * plain / step.sampled - extra;
-    trial_ = std::max(trial_, extra);
+    plain_ += (1 + n_accepted) * token;
+    (match == model ? model_gain_ : text_gain_) += n_accepted * token - extra;
 }
 
 size_t Gate::n_compared() const { return static_cast<size_t>(std::max(most_, min_compared)); }
@@ -176,7 +206,7 @@ void Gate::compare(std::span<const int32_t> tokens) {
     if (drafts_.empty() || tokens.empty()) {
         return;
     }
-    int32_t n_same = 0;
+    int32_t n_same = 0, n_of_model = 0;
     for (const Draft& draft : drafts_) {
         const auto shorter = static_cast<int32_t>(std::min(draft.tokens.size(), tokens.size()));
         n_same = 0;
@@ -186,8 +216,12 @@ void Gate::compare(std::span<const int32_t> tokens) {
         if (draft.match != 0) {
             learn(draft.match, n_same, n_same < shorter);
         }
+        if (draft.match == model) {
+            n_of_model = n_same + (n_same < shorter);
+        }
     }
-    record_step(step_, length_, std::min(n_same, length_), seconds_);
+    forget_model(n_of_model);
+    record_step(drafts_.back().match, step_, length_, std::min(n_same, length_), seconds_);
     drafts_.clear();
 }
 

@@ -7,6 +7,11 @@
 // so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. So none
 // is verified before it is known how often such drafts are right. The n-th token of a draft model has a probability of
 // its own, since the first ones are the likeliest to be right; its steps cost time, even if it turns out to be unsure.
+// What it is not asked for is forgotten slowly, since the text changes, so it is tried again.
+//
+// By the table, drafts never cost an answer more than one plain step and 1 % of the time of plain decoding: a draft is
+// only verified if that holds even when all of it is wrong. It holds for each source alone, too, so that none spends what
+// another one gains. Not counted is what a draft model takes to read the prompt.
 #pragma once
 
 #include <cstddef>
@@ -36,6 +41,7 @@ struct StepLine {
 struct DraftChoice {
     int32_t length = 0;
     double rate = 0.0;
+    bool waits = false;  // a draft would pay, but drafts have cost too much so far
 };
 
 // The draft lengths of one answer.
@@ -50,8 +56,8 @@ class Gate {
     // match: the number of last tokens that the draft has followed before, or model.
     DraftChoice choose(int32_t match, int32_t limit, const StepShape& step) const;
 
-    // Whether drafts have cost more time so far than they may.
-    bool is_lost() const;
+    // The seconds that drafts of this source may cost in a step; match as in choose().
+    double credit(int32_t match, const StepShape& step) const;
 
     // The expected number of accepted tokens of a draft.
     double expected(int32_t match, int32_t length) const;
@@ -69,8 +75,8 @@ class Gate {
     // Learns whether the draft model was sure of the first token of a draft.
     void learn_sureness(bool sure) { sure_.learn(sure); }
 
-    // Accounts for a step, with the seconds of the draft model.
-    void record_step(const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting);
+    // Accounts for a step with a draft of this source, and the seconds of the draft model.
+    void record_step(int32_t match, const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting);
 
     // How many tokens of a draft are compared with the answer, verified by a step or not.
     size_t n_compared() const;
@@ -102,12 +108,13 @@ class Gate {
         double value() const { return value_; }
         bool is_known() const;
         void learn(bool accepted);
+        void forget(double prior);
 
       private:
-        static constexpr int32_t prior_weight = 4;
+        static constexpr double prior_weight = 4;
 
         double value_;
-        int32_t outcomes_ = prior_weight;
+        double outcomes_ = prior_weight;
     };
 
     // Of a draft's token at this depth, from 0, given that those before it are right.
@@ -115,6 +122,10 @@ class Gate {
     AcceptanceRate& rate(int32_t match, int32_t depth) {
         return const_cast<AcceptanceRate&>(std::as_const(*this).rate(match, depth));
     }
+    // The seconds of a token by plain decoding.
+    double token_seconds(const StepShape& step) const;
+    // Forgets a little of the draft model's rates from this depth on.
+    void forget_model(int32_t depth);
 
     int32_t most_;
     std::vector<StepLine> lines_;
@@ -122,10 +133,10 @@ class Gate {
     std::vector<AcceptanceRate> rates_;        // by the length of the match
     std::vector<AcceptanceRate> model_rates_;  // by depth
     AcceptanceRate sure_;
-    // Seconds by the table: of all steps, gained by drafts, and the largest extra time of a step.
-    double decoding_ = 0.0;
-    double gain_ = 0.0;
-    double trial_ = 0.0;
+    // This answer's share of seconds by the table: of its tokens by plain decoding, and gained by drafts, by source.
+    double plain_ = 0.0;
+    double model_gain_ = 0.0;
+    double text_gain_ = 0.0;
     // The planned step.
     std::vector<Draft> drafts_;
     StepShape step_{1, 1, 0};

@@ -43,7 +43,7 @@ void test_failures_end_the_drafts() {
         gate.compare(other);
         CHECK(++n_failed < 30);
     }
-    CHECK(gate.choose(Gate::model, 15, alone).length == 0 && gate.is_lost() && !Gate(15, cheap(), {}).is_lost());
+    CHECK(gate.credit(20, alone) < 0.5 && Gate(15, cheap(), {}).credit(1, alone) == 1.0);
 }
 
 void test_draft_models() {

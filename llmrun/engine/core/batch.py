@@ -118,9 +118,10 @@ def _plan_together(
         drafting = sequence.extras.drafting
         if isinstance(drafting, Drafting) and isinstance(drafting.model, HeadDrafter):
             drafting.model.place(sequence.slot, sequence.n_waiting)
-            drafting.refuse()  # until it is planned
-            if drafting.model.count_missing() == 0:
-                asking.append((sequence, drafting))
+            if drafting.can_ask_model:
+                drafting.refuse()  # until it is planned
+                if drafting.model.count_missing() == 0:
+                    asking.append((sequence, drafting))
     if not asking or (spare.are_equal and len(asking) < len(chosen)):
         return []
     n_tokens, n = sum(share for _, share in chosen), len(asking)

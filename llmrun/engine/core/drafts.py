@@ -19,7 +19,9 @@ _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, a
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
 _MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
 _STEPS_A_LENGTH = 2  # steps that several answers take with drafts of one length before they try a longer one
-_MOST_REFUSED = 8  # consecutive steps without a draft by the heads, after which they are not asked any more
+_MOST_REFUSED = 8  # consecutive steps in which the model's drafts don't pay, after which it rests
+_REST, _LONGEST_REST = 64, 512  # tokens without it, more each time
+_WARM_UP = 16  # tokens after a rest whose hidden states the heads see before they draft
 
 
 class Drafter(Protocol):
@@ -72,7 +74,8 @@ class Drafting:
         self._seconds = 0.0
         self._share: float | None = None  # seconds that the planned step takes for drafts together with others'
         self.n_together = 0  # steps with plan_together()
-        self._n_refused = 0  # consecutive steps in which the heads' drafts did not pay
+        self._n_refused = 0  # consecutive steps in which the model's drafts did not pay
+        self._rest, self._rests_until = _REST, 0  # the next rest, and the length with which the last one ends
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
@@ -98,7 +101,8 @@ class Drafting:
         """
         assert self.model is not None
         self._catch_up(tokens)
-        self._step, self._length, self._n_refused = step, length, 0
+        self._step, self._length = step, length
+        self._note_use(is_used=True)
         self._share = share
         if self.speculation.times:  # the gate adds what this draft alone would take
             times = StepTimes(self.speculation.times)
@@ -110,17 +114,35 @@ class Drafting:
 
     def refuse(self) -> None:
         """Count a step in which the heads' drafts did not pay."""
-        self._n_refused += 1
+        self._note_use(is_used=False)
 
     def expected(self, length: int) -> float:
-        """Return the expected number of accepted tokens of a draft by the model; 0 if drafts have lost too much."""
-        return 0.0 if self._gate.is_lost else self._gate.expected(Gate.MODEL, length)
+        """Return the expected number of accepted tokens of a draft by the model."""
+        return self._gate.expected(Gate.MODEL, length)
+
+    def credit(self, step: StepShape) -> float:
+        """Return the seconds that a draft by the model may cost in a step."""
+        return self._gate.credit(Gate.MODEL, step)
 
     @property
     def is_native(self) -> bool:
         """Whether native code can plan the drafts."""
-        has_model = self.model is not None and self._n_refused < _MOST_REFUSED
+        has_model = self.model is not None and len(self._drafter) >= self._rests_until
         return not has_model and isinstance(self._drafter, SuffixAutomaton)
+
+    @property
+    def can_ask_model(self) -> bool:
+        """Whether the model does not rest, nor has just rested: heads that were left out have lost the text."""
+        return not self._rests_until or len(self._drafter) >= self._rests_until + _WARM_UP
+
+    def _note_use(self, *, is_used: bool) -> None:
+        """Count consecutive steps without a draft by the model; it rests after several."""
+        self._n_refused = 0 if is_used else self._n_refused + 1
+        if is_used:
+            self._rest = _REST
+        if self._n_refused >= _MOST_REFUSED:
+            self._n_refused, self._rests_until = 0, len(self._drafter) + self._rest
+            self._rest = min(2 * self._rest, _LONGEST_REST)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
         """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
@@ -190,13 +212,16 @@ class Drafting:
             if self._step.sampled > 1:
                 return None  # together with others, they are asked by plan_together()
             limit = min(limit, model.n_most)
+        if not self.can_ask_model:
+            return None
         missing = model.count_missing()
         if missing is None or (missing > _CHEAP_PREFILL and not self._gate.is_worth_prefill(missing, self._step)):
             return None
         if missing > _MAX_PREFILL:
             return 0
         by_model = self._gate.choose(Gate.MODEL, limit, self._step)
-        self._n_refused = self._n_refused + 1 if by_model.length == 0 else 0
+        if not by_model.waits:
+            self._note_use(is_used=by_model.length > 0)
         return by_model.length if by_model.rate > choice.rate else None
 
 
@@ -219,7 +244,8 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, 
     if not speculation.draft_times:
         return 0, 0.0
     times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)
-    plain = times.seconds(n_sequences, depth)
+    plain, step = times.seconds(n_sequences, depth), StepShape(n_sequences, n_sequences, depth)
+    most_seconds = plain + sum(each.credit(step) for each in drafting)
     best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
     for length in range(1, limit + 1):
         width = n_sequences + n * length
@@ -227,6 +253,6 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, 
             break
         seconds = times.seconds(width, depth) + heads.seconds(2 * n, depth) + (length - 1) * heads.seconds(n, depth)
         rate = (n_sequences + sum(each.expected(length) for each in drafting)) / seconds
-        if rate > best_rate:
+        if rate > best_rate and seconds <= most_seconds:
             best, best_rate, share = length, rate, (seconds - plain) / n
     return best, share
