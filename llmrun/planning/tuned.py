@@ -17,12 +17,12 @@ from llmrun.gguf.header import Header
 from llmrun.planning import measurement_cache
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, MOST_UBATCH
-from llmrun.planning.settings import TUNED, TunableSettings
+from llmrun.planning.settings import OF_PROCESS, TUNED, TunableSettings
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.settings import FLASH_ATTENTION, MAX_THREADS
 
-_STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), "spins", "huge_pages")
+_STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), *OF_PROCESS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,12 @@ def llama_version() -> str:
         return ""
 
 
+def has_variants() -> bool:
+    """Return whether the processor's backend has variants, each in a file. Raises as is_bundled()."""
+    folder = library_folder()
+    return folder is not None and len([*folder.glob("*ggml-cpu-*")]) > 1
+
+
 def library_folder() -> Path | None:
     """Return the folder of the libraries in use; None without one. Raises as is_bundled()."""
     if os.environ.get("LLAMA_CPP_LIB_PATH"):

@@ -27,6 +27,7 @@ Change = tuple[tuple[str, Any], ...]
 
 _UBATCHES, _LARGER_UBATCHES = (256, 128), (1024, MOST_UBATCH)
 _SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
+_MOST_VARIANTS = 3  # others have far fewer instruction sets
 _COPIES = 2.2  # memory, in sizes of the weights, to read them beside a copy that is loaded
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -67,6 +68,7 @@ def axes_for(
     kv: bool = False,
     n_batch: int = UBATCH,
     n_gpus: int = 0,
+    cpu_variants: Sequence[str] = (),
 ) -> tuple[Axis, ...]:
     """Return the axes to try, the most promising first; axes that load the model again come late.
 
@@ -74,6 +76,7 @@ def axes_for(
         kv: include a quantized KV cache, which loses precision.
         n_batch: tokens of a batch, and of the largest micro-batch that there is memory for.
         n_gpus: number of GPUs that hold the model.
+        cpu_variants: of the processor's backend that can run here, the default first.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
@@ -86,6 +89,8 @@ def axes_for(
         found.insert(0, Axis("split mode", _values("split_mode", SPLIT_MODES), both))
     if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
         found.append(Axis("repack", _values("repack", (not default.repack,)), both))
+    if len(cpu_variants) > 1:
+        found.append(Axis("processor variant", _values("cpu_variant", cpu_variants[1 : 1 + _MOST_VARIANTS]), both))
     if default.kv_type_v == "f16":  # a quantized cache needs flash attention
         found.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
     if kv:

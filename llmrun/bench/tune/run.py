@@ -6,6 +6,7 @@ Owns the engines of a search and what is remembered; must not know terminals.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -24,7 +25,10 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
 from llmrun.planning.settings import TunableSettings
 from llmrun.planning.tuned import TunedSettings, remember, remembered
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.jobs.build import BUILD
+from llmrun.protocol.llama_folder import has_variants
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
 from llmrun.runner.client import EngineClient
@@ -127,9 +131,19 @@ def tune(
     machine = EngineBackend(load, count_engines(header, hardware, plan))
     with closing(machine), DisturbanceMonitor() as watch:
         n_gpus = len(plan.gpu_bytes)
-        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus)
+        variants = _cpu_variants()
+        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus, cpu_variants=variants)
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return replace(found, warnings=watch.warnings)
+
+
+def _cpu_variants() -> tuple[str, ...]:
+    """Return the variants to compare, the one in use first; none where there is one, or LLMRUN_CPU has chosen."""
+    if "LLMRUN_CPU" in os.environ or not has_variants():
+        return ()
+    with closing(EngineClient()) as engine:
+        build = engine.do(BUILD, Empty())
+    return build.cpu_variant, *(name for name in build.cpu_variants if name != build.cpu_variant)
 
 
 def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from llmrun import _native
 from llmrun.engine.llama.devices import backends, features, gpus, supports_offload
-from llmrun.engine.llama.library import cpu_variant, start
+from llmrun.engine.llama.library import cpu_variant, runnable_variants, start
 from llmrun.engine.llama.rpc import is_built
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.build import Build
@@ -28,5 +28,12 @@ def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
 
 def run(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
     start()
-    rpc = is_built()
-    return Build(parse_system_info(features()), gpus(), supports_offload(), rpc, tuple(backends()), cpu_variant())
+    return Build(
+        parse_system_info(features()),
+        gpus(),
+        supports_offload(),
+        is_built(),
+        tuple(backends()),
+        cpu_variant(),
+        runnable_variants(),
+    )

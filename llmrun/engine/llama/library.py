@@ -196,6 +196,17 @@ def cpu_variants(folder: Path) -> dict[str, Path]:
     return {match[1]: path for match, path in matches if match}
 
 
+def runnable_variants() -> tuple[str, ...]:
+    """Return the variants that this processor can run, by ggml's score; none where the backend is linked."""
+    if not (variant := cpu_variant()):
+        return ()
+    scores: dict[str, int] = {variant: 0}
+    for name, path in cpu_variants(Path(import_llama()._lib._name).parent).items():
+        with suppress(OSError, AttributeError):
+            scores[name] = ctypes.CDLL(str(path)).ggml_backend_score()
+    return tuple(sorted((name for name in scores if scores[name] or name == variant), key=lambda name: -scores[name]))
+
+
 def cpu_variant() -> str:
     """Return the name of the variant in use; "" where the backend is linked, or the system can't tell."""
     if sys.platform == "win32":
