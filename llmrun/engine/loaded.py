@@ -141,8 +141,8 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
 def state_key(load: Load, weights: LlamaModel) -> StateKey:
     """Return everything that KV states depend on.
 
-    That is the files of model and adapters, the build of llama.cpp and the variant of its processor's backend, the types
-    and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other factors for longer
+    That is the files of model and adapters, the build of llama.cpp and the variant of its processor's backend, the
+    types and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other factors for longer
     windows, the window. Vocabulary and chat template are in the files; all else of position encoding too, since a load
     can't change it.
     """
