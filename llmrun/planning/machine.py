@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrun.planning.hardware import Hardware, probe
-from llmrun.protocol.llama_folder import library_folder
+from llmrun.protocol.llama_folder import backend_folders
 
 _MOST_SECONDS = 60.0  # the first start of a driver may take ten
 _BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
@@ -33,12 +33,12 @@ def this_machine(workers: Sequence[str] = ()) -> Hardware:
         from llmrun.runner.workers import ask_all
 
         hardware = replace(hardware, workers=ask_all(workers))
-    return _with_gpus(hardware) if is_built_for_gpus(library_folder()) else hardware
+    return _with_gpus(hardware) if any(map(is_built_for_gpus, backend_folders())) else hardware
 
 
-def is_built_for_gpus(folder: Path | None) -> bool:
+def is_built_for_gpus(folder: Path) -> bool:
     """Return whether a folder has a library of llama.cpp that computes on GPUs."""
-    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder and folder.is_dir() else []
+    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder.is_dir() else []
     return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
 
 

@@ -34,7 +34,7 @@ class FakeEngine:
 def with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """llama.cpp was built for it."""
     (tmp_path / "libggml-cuda.so").touch()
-    monkeypatch.setattr(machine, "library_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine, "backend_folders", lambda: [tmp_path])
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from llmrun.engine.llama.submodules import import_submodule
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.llama_folder import package_folder
+from llmrun.protocol.llama_folder import backend_folders, package_folder
 
 VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
@@ -177,7 +177,8 @@ def _load_backends(library: Any) -> None:
     silent = _LOG_CALLBACK(lambda level, text, data: None)
     library.ggml_log_set(silent, None)
     try:
-        library.ggml_backend_load_all_from_path(os.fsencode(folder))
+        for backends in (folder, *backend_folders()[1:]):
+            library.ggml_backend_load_all_from_path(os.fsencode(backends))
         if variant := os.environ.get("LLMRUN_CPU"):
             variants = cpu_variants(folder)
             library.ggml_backend_unload(pointer(library.ggml_backend_reg_by_name(b"CPU")))
