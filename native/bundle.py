@@ -1,18 +1,22 @@
 """Put llama.cpp into a wheel of llmrun, which then needs neither a compiler nor llama-cpp-python.
 
     python native/bundle.py LLMRUN_WHEEL LLAMA_CPP_PYTHON_WHEEL FOLDER
+    python native/bundle.py --cuda LIBRARY FOLDER
 
 The second wheel has its backends in files of their own (release.yml builds it, with llama.cmake). FOLDER gets the
 bundled wheel: under llmrun/llama_cpp, the libraries and the three files of llama-cpp-python's ctypes layer that llmrun
-imports, with their licences. Prints the size of each part. Runs at a release, from a checkout; is not installed.
+imports, with their licences. Prints the size of each part. The second form makes the wheel llmrun-cuda of a library
+that cuda_wheel.sh has built. Runs at a release, from a checkout; is not installed.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import platform
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
@@ -57,31 +61,66 @@ def without_dependency(metadata: str) -> str:
 def bundle(wheel: Path, llama: Path, folder: Path) -> Path:
     """Write the bundled wheel into a folder, under the name of the first one; return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    target, lines = folder / wheel.name, []
+    target = folder / wheel.name
     with ZipFile(wheel) as old, ZipFile(llama) as other, ZipFile(target, "w", ZIP_DEFLATED) as new:
         files = {info: old.read(info) for info in old.infolist()}
         for name, content in parts(other).items():
-            info = ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
-            info.external_attr = PERMISSIONS
-            files[info] = content
-        for info, content in files.items():
-            if info.filename.endswith(".dist-info/RECORD"):
-                record = info
-                continue
-            if info.filename.endswith(".dist-info/METADATA"):
-                content = without_dependency(content.decode()).encode()
-            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-            lines.append(f"{info.filename},sha256={digest},{len(content)}\n")
-            new.writestr(info, content, ZIP_DEFLATED)
-        new.writestr(record, "".join((*lines, f"{record.filename},,\n")), ZIP_DEFLATED)
+            files[entry(name)] = content
+        for info in [info for info in files if info.filename.endswith(".dist-info/METADATA")]:
+            files[info] = without_dependency(files[info].decode()).encode()
+        (record,) = [info for info in files if info.filename.endswith(".dist-info/RECORD")]
+        del files[record]
+        write(new, files, record)
     return target
 
 
+def write(wheel: ZipFile, files: Mapping[ZipInfo, bytes], record: ZipInfo) -> None:
+    """Write the files of a wheel, and the record of them."""
+    lines = []
+    for info, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        lines.append(f"{info.filename},sha256={digest},{len(content)}\n")
+        wheel.writestr(info, content, ZIP_DEFLATED)
+    wheel.writestr(record, "".join((*lines, f"{record.filename},,\n")), ZIP_DEFLATED)
+
+
+def cuda_wheel(library: Path, folder: Path) -> Path:
+    """Write the wheel of a CUDA backend, which belongs to the llmrun of this checkout; return its path."""
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.findall(r'(?m)^version = "(.+)"', project)[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    tag = f"py3-none-manylinux_2_28_{platform.machine()}"
+    target, info = folder / f"llmrun_cuda-{version}-{tag}.whl", f"llmrun_cuda-{version}.dist-info"
+    needs = (f"llmrun=={version}", "nvidia-cuda-runtime>=13,<14", "nvidia-cublas>=13,<14")
+    metadata = ["Metadata-Version: 2.1", "Name: llmrun-cuda", f"Version: {version}", "License: MIT"]
+    metadata += ["Summary: The CUDA backend of llmrun's llama.cpp", *(f"Requires-Dist: {package}" for package in needs)]
+    texts = {
+        "llmrun_cuda/__init__.py": "",
+        f"{info}/METADATA": "\n".join(metadata) + "\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: llmrun\nRoot-Is-Purelib: false\nTag: {tag}\n",
+    }
+    files = {f"llmrun_cuda/lib/{library.name}": library.read_bytes()}
+    files |= {name: text.encode() for name, text in texts.items()}
+    with ZipFile(target, "w") as wheel:
+        write(wheel, {entry(name): content for name, content in files.items()}, entry(f"{info}/RECORD"))
+    return target
+
+
+def entry(name: str) -> ZipInfo:
+    """Return the entry of a file in a wheel, which is the same in each build."""
+    info = ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
+    info.external_attr = PERMISSIONS
+    return info
+
+
 def main() -> None:
-    target = bundle(*(Path(argument) for argument in sys.argv[1:4]))
+    if sys.argv[1] == "--cuda":
+        target = cuda_wheel(Path(sys.argv[2]), Path(sys.argv[3]))
+    else:
+        target = bundle(*(Path(argument) for argument in sys.argv[1:4]))
     with ZipFile(target) as wheel:
         for info in wheel.infolist():
-            if "/llama_cpp/" in info.filename:
+            if "/llama_cpp/" in info.filename or "/lib/" in info.filename:
                 sys.stdout.write(f"{info.file_size:>12,} {info.compress_size:>12,}  {info.filename}\n")
     sys.stdout.write(f"{'':>12} {target.stat().st_size:>12,}  {target}\n")
 

@@ -39,6 +39,9 @@ function(llmrun_finish)
     else()
       set_property(TARGET ${target} PROPERTY INSTALL_RPATH "$ORIGIN")
     endif()
+    if(target STREQUAL "ggml-cuda" AND NOT WIN32)  # in a wheel of its own (cuda_wheel.sh), beside NVIDIA's
+      set_property(TARGET ${target} PROPERTY INSTALL_RPATH "$ORIGIN:$ORIGIN/../../nvidia/cu13/lib")
+    endif()
     if(GGML_BACKEND_DL)  # for other machines, which have nothing in the folders of this one
       set_property(TARGET ${target} PROPERTY INSTALL_RPATH_USE_LINK_PATH OFF)
     endif()

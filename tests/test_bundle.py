@@ -90,3 +90,21 @@ def test_a_wheel_that_is_bundled_already(tmp_path: Path) -> None:
     done = bundle(llmrun_wheel(tmp_path, "typing-extensions>=4.5"), llama_wheel(tmp_path), tmp_path / "out")
     assert done.returncode == 1
     assert "already" in done.stderr
+
+
+def test_the_cuda_backend_in_a_wheel_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "libggml-cuda.so").write_text("library")
+    command = [sys.executable, str(SCRIPT), "--cuda", str(tmp_path / "libggml-cuda.so"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "llmrun_cuda/lib/libggml-cuda.so" in done.stdout
+    (wheel,) = (tmp_path / "out").iterdir()
+    name, version, *tag = wheel.stem.split("-")
+    with ZipFile(wheel) as archive:
+        metadata = archive.read(f"{name}-{version}.dist-info/METADATA").decode()
+        assert f"Version: {version}\nLicense: MIT" in metadata
+        assert f"Requires-Dist: llmrun=={version}\n" in metadata
+        assert f"Tag: {'-'.join(tag)}\n" in archive.read(f"{name}-{version}.dist-info/WHEEL").decode()
+        assert archive.read("llmrun_cuda/lib/libggml-cuda.so") == b"library"
+        record = archive.read(f"{name}-{version}.dist-info/RECORD").decode().splitlines()
+    assert len(record) == 5
+    assert [line.split(",")[0] for line in record] == ZipFile(wheel).namelist()

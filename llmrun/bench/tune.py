@@ -8,6 +8,7 @@ bench's own comparison of pairs. Only what is significantly faster than the defa
 from __future__ import annotations
 
 import math
+import os
 import re
 import statistics
 import sys
@@ -33,7 +34,10 @@ from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
 from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remember, remembered, words
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import SPLIT_MODES
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
+from llmrun.protocol.jobs.machine import BUILD
+from llmrun.protocol.llama_folder import has_variants
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
 from llmrun.runner.client import EngineClient
@@ -49,6 +53,7 @@ Change = tuple[tuple[str, Any], ...]
 
 _UBATCHES, _LARGER_UBATCHES = (256, 128), (1024, MOST_UBATCH)
 _SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
+_MOST_VARIANTS = 3  # others have far fewer instruction sets
 _COPIES = 2.2  # memory, in sizes of the weights, to read them beside a copy that is loaded
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -89,6 +94,7 @@ def axes_for(
     kv: bool = False,
     n_batch: int = UBATCH,
     n_gpus: int = 0,
+    cpu_variants: Sequence[str] = (),
 ) -> tuple[Axis, ...]:
     """Return the axes to try, the most promising first; axes that load the model again come late.
 
@@ -96,6 +102,7 @@ def axes_for(
         kv: include a quantized KV cache, which loses precision.
         n_batch: tokens of a batch, and of the largest micro-batch that there is memory for.
         n_gpus: number of GPUs that hold the model.
+        cpu_variants: of the processor's backend that can run here, the default first.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
@@ -108,6 +115,8 @@ def axes_for(
         found.insert(0, Axis("split mode", _values("split_mode", SPLIT_MODES), both))
     if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
         found.append(Axis("repack", _values("repack", (not default.repack,)), both))
+    if len(cpu_variants) > 1:
+        found.append(Axis("processor variant", _values("cpu_variant", cpu_variants[1 : 1 + _MOST_VARIANTS]), both))
     if default.kv_type_v == "f16":  # a quantized cache needs flash attention
         found.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
     if kv:
@@ -635,9 +644,19 @@ def tune(
     machine = EngineBackend(load, count_engines(header, hardware, plan))
     with closing(machine), DisturbanceMonitor() as watch:
         n_gpus = len(plan.gpu_bytes)
-        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus)
+        variants = _cpu_variants()
+        axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus, cpu_variants=variants)
         found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
     return replace(found, warnings=watch.warnings)
+
+
+def _cpu_variants() -> tuple[str, ...]:
+    """Return the variants to compare, the one in use first; none where there is one, or LLMRUN_CPU has chosen."""
+    if "LLMRUN_CPU" in os.environ or not has_variants():
+        return ()
+    with closing(EngineClient()) as engine:
+        build = engine.do(BUILD, Empty())
+    return build.cpu_variant, *(name for name in build.cpu_variants if name != build.cpu_variant)
 
 
 def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:

@@ -23,15 +23,15 @@ def doctor(
         bool, typer.Option("--answer/--no-answer", help="Test an answer of a model on this disk.")
     ] = True,
     install_gpu: Annotated[
-        bool, typer.Option("--install-gpu", help="Build llama.cpp for this machine's GPU, and try it.")
+        bool, typer.Option("--install-gpu", help="Install llama.cpp for this machine's GPU, and try it.")
     ] = False,
     yes: YesOption = False,
     json: JsonOption = False,
 ) -> None:
     """Check this machine and the installation, and suggest fixes.
 
-    The exit code is 0 if nothing is broken, else that of the first problem. --install-gpu asks, compiles for minutes,
-    tries an answer with the new build, and puts the old one back if that fails.
+    The exit code is 0 if nothing is broken, else that of the first problem. --install-gpu asks, installs llmrun-cuda
+    or compiles for minutes, tries an answer with it, and puts the old build back if that fails.
     """
     if install_gpu:
         _install_gpu(Output(json=json), yes=yes)
@@ -56,17 +56,16 @@ def doctor(
 
 
 def _install_gpu(output: Output, *, yes: bool) -> None:
-    from llmrun.doctor.gpu_build import install, require_build
+    from llmrun.doctor.gpu_build import cuda_package, install, install_package, require_build
     from llmrun.doctor.trial import try_model
     from llmrun.planning.hardware import probe_details, this_machine
     from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 
-    build = require_build(probe_details().graphics)
-    output.note(f"This compiles llama.cpp with {build.backend} for some minutes, in this environment: {build.command}")
-    if not yes and not output.can_ask:
-        raise UsageError("--install-gpu asks before it installs", hint="llmrun doctor --install-gpu --yes")
-    if not yes and not output.confirm("Build and install it?"):
-        raise CancelledError("nothing was changed")
+    def ask(question: str) -> None:
+        if not yes and not output.can_ask:
+            raise UsageError("--install-gpu asks before it installs", hint="llmrun doctor --install-gpu --yes")
+        if not yes and not output.confirm(question):
+            raise CancelledError("nothing was changed")
 
     def tries() -> None:
         if not (gpus := this_machine().gpus):
@@ -75,6 +74,17 @@ def _install_gpu(output: Output, *, yes: bool) -> None:
         if (trial := try_model(load_settings())) is not None:
             output.note(f"{trial.name}: {trial.tokens} tokens at {trial.decode_rate:,.1f} tokens/s")
 
+    graphics = probe_details().graphics
+    if package := cuda_package(graphics):
+        output.note(f"This installs llama.cpp's CUDA backend and NVIDIA's libraries: pip install {package}")
+        ask("Download and install it?")
+        if install_package(package, tries):
+            output.note("llama.cpp with CUDA is installed; llmrun plan MODEL shows what fits on the GPU")
+            return
+        output.note(f"{package} can't be had for this machine, so it has to be compiled")
+    build = require_build(graphics)
+    output.note(f"This compiles llama.cpp with {build.backend} for some minutes, in this environment: {build.command}")
+    ask("Build and install it?")
     is_beside = is_bundled()
     install(build, tries)
     output.note(f"llama.cpp with {build.backend} is installed; llmrun plan MODEL shows what fits on the GPU")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import llmrun
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.llama_folder import INSTALLED, is_bundled, llama_version
+from llmrun.protocol.llama_folder import CUDA, INSTALLED, is_bundled, llama_version
 
 PACKAGE = INSTALLED
 _INCLUDED = Path(llmrun.__file__).with_name("llama.cmake")  # where llmrun is installed
@@ -113,6 +113,36 @@ def require_build(makers: Iterable[str]) -> GpuBuild:
         what = f"llama.cpp can't be built with {build.backend} yet"
         raise UsageError(what, why=f"{build.missing} is missing", hint=build.command)
     return build
+
+
+def cuda_package(makers: Iterable[str]) -> str:
+    """Return the requirement of the CUDA backend that belongs to llmrun's own llama.cpp; "" where none does."""
+    fits = is_bundled() and sys.platform == "linux" and "NVIDIA" in makers
+    return f"{CUDA}=={metadata.version('llmrun')}" if fits else ""
+
+
+def install_package(package: str, tries: Callable[[], None]) -> bool:
+    """Install a package with a backend, and try it; return whether the package index has one for this machine.
+
+    Args:
+        tries: raises if the backend does not work.
+
+    Raises:
+        LlmrunError: the trial failed, and the package is gone again.
+    """
+    if subprocess.run([*_installer(), "install", package], stdout=_STDERR, check=False).returncode:
+        return False
+    try:
+        tries()
+    except BaseException as error:
+        name = package.partition("==")[0]
+        confirmed = [] if "uv" in _installer() else ["-y"]
+        subprocess.run([*_installer(), "uninstall", *confirmed, name], stdout=_STDERR, check=False)
+        if isinstance(error, LlmrunError):
+            why = ": ".join(filter(None, (str(error), error.why)))
+            raise LlmrunError(f"{name} does not work here; it is removed", why=why, hint=error.hint) from error
+        raise
+    return True
 
 
 def install(build: GpuBuild, tries: Callable[[], None]) -> None:

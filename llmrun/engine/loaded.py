@@ -141,16 +141,20 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
 def state_key(load: Load, weights: LlamaModel) -> StateKey:
     """Return everything that KV states depend on.
 
-    That is the files of model and adapters, the build of llama.cpp, the types and the layout of the cache, the scale of
-    each adapter, and with LongRoPE, which has other factors for longer windows, the window. Vocabulary and chat
-    template are in the files; all else of position encoding too, since a load can't change it.
+    That is the files of model and adapters, the build of llama.cpp and the variant of its processor's backend, the
+    types and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other factors for longer
+    windows, the window. Vocabulary and chat template are in the files; all else of position encoding too, since a load
+    can't change it.
     """
     from llmrun.engine.core.states import StateKey
-    from llmrun.engine.llama.library import build
+    from llmrun.engine.llama.library import build, cpu_variant
 
     path = Path(weights.path)
     adapters = [(load.adapters[number].path, scale) for number, scale in by_default(load.adapters)]
-    rest = [f"llama.cpp {build()}", f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}"]
+    rest = [
+        f"llama.cpp {build()} {cpu_variant()}".rstrip(),
+        f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}",
+    ]
     if weights.rope_depends_on_window:
         rest.append(f"window {load.n_ctx}")
     rest += [f"adapter x {scale}" for _, scale in adapters]

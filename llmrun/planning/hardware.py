@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.machine import BUILD
-from llmrun.protocol.llama_folder import library_folder
+from llmrun.protocol.llama_folder import backend_folders
 from llmrun.runner import client, launch
 from llmrun.system import read_text
 
@@ -437,12 +437,12 @@ def this_machine(workers: Sequence[str] = ()) -> Hardware:
         from llmrun.runner.workers import ask_all  # few name any
 
         hardware = replace(hardware, workers=ask_all(workers))
-    return _with_gpus(hardware) if is_built_for_gpus(library_folder()) else hardware
+    return _with_gpus(hardware) if any(map(is_built_for_gpus, backend_folders())) else hardware
 
 
-def is_built_for_gpus(folder: Path | None) -> bool:
+def is_built_for_gpus(folder: Path) -> bool:
     """Return whether a folder has a library of llama.cpp that computes on GPUs."""
-    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder and folder.is_dir() else []
+    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder.is_dir() else []
     return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
 
 

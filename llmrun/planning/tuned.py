@@ -37,15 +37,18 @@ TUNED = (
     "threads", "threads_batch", "n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack", "mmap", "split_mode",
 )  # fmt: skip
 """The fields of a Load that tuning may change."""
-_ROUNDING = ("threads", "flash_attention", "kv_type_k", "kv_type_v", "repack", "split_mode")
+OF_PROCESS = ("spins", "huge_pages", "cpu_variant")
+"""The settings of the engine's process."""
+_ROUNDING = ("threads", "flash_attention", "kv_type_k", "kv_type_v", "repack", "split_mode", "cpu_variant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunableSettings(EngineSettings):
-    """The settings of an engine and of its process; only TUNED, spins and huge_pages are heeded."""
+    """The settings of an engine and of its process; only TUNED and OF_PROCESS are heeded."""
 
     spins: int = setting(SPINS, "spins")  # of libgomp's threads
     huge_pages: bool = setting(False, "huge pages")  # memory comes in pages of 2 MiB (glibc's malloc asks for them)
+    cpu_variant: str = setting("", "processor variant")  # of a wheel's backends; "": the one that ggml chooses
 
     @classmethod
     def of(cls, load: Load) -> TunableSettings:
@@ -87,6 +90,8 @@ class TunableSettings(EngineSettings):
         if self.huge_pages:
             others = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
             variables["GLIBC_TUNABLES"] = ":".join(filter(None, others))
+        if self.cpu_variant and "LLMRUN_CPU" not in os.environ:
+            variables["LLMRUN_CPU"] = self.cpu_variant
         return variables
 
     @property
@@ -100,7 +105,7 @@ class TunableSettings(EngineSettings):
         Args:
             in_answers: only differences that can change a greedy answer.
         """
-        names = _ROUNDING if in_answers else (*TUNED, "spins", "huge_pages")
+        names = _ROUNDING if in_answers else (*TUNED, *OF_PROCESS)
         found = (words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name))
         return tuple(dict.fromkeys(found))  # keys and values of the KV cache are one setting here
 
@@ -129,7 +134,7 @@ def words(name: str, value: object) -> str:
     return f"{label} {shown(value)}"
 
 
-_STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), "spins", "huge_pages")
+_STORED = (*(name for name in TUNED if name not in ("kv_type_k", "kv_type_v")), *OF_PROCESS)
 
 
 @dataclass(frozen=True, slots=True)

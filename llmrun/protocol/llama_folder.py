@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from llmrun.errors import UsageError
 
 INSTALLED = "llama-cpp-python"
 """Value of LLMRUN_LLAMA that prefers the installed package to the wheel's own."""
+CUDA = "llmrun-cuda"
+"""The package with a CUDA backend for the wheel's own llama.cpp (native/cuda_wheel.sh)."""
 _BUNDLED = Path(__file__).parents[1] / "llama_cpp"  # put there by native/bundle.py
 
 
@@ -51,6 +54,26 @@ def llama_version() -> str:
         return metadata.version(INSTALLED)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def backend_folders() -> list[Path]:
+    """Return the folders with backends: the libraries', and with the wheel's own that of an installed llmrun-cuda.
+
+    Its version has to be llmrun's: ggml's structs are the same then. Raises as is_bundled().
+    """
+    folders = [folder] if (folder := library_folder()) else []
+    package = util.find_spec("llmrun_cuda") if is_bundled() and not os.environ.get("LLAMA_CPP_LIB_PATH") else None
+    if package is not None and package.submodule_search_locations:
+        with suppress(metadata.PackageNotFoundError):
+            if metadata.version(CUDA) == metadata.version("llmrun"):
+                folders.append(Path(next(iter(package.submodule_search_locations)), "lib"))
+    return folders
+
+
+def has_variants() -> bool:
+    """Return whether the processor's backend has variants, each in a file. Raises as is_bundled()."""
+    folder = library_folder()
+    return folder is not None and len([*folder.glob("*ggml-cpu-*")]) > 1
 
 
 def library_folder() -> Path | None:

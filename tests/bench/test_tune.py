@@ -247,6 +247,7 @@ def test_the_json_of_a_profile_names_one_type_of_the_kv_cache() -> None:
         "settings": {
             "threads": 4, "threads_batch": 4, "n_ubatch": 512, "flash_attention": "auto", "kv_type": "q8_0",
             "repack": True, "mmap": True, "split_mode": "layer", "spins": 8000, "huge_pages": False,
+            "cpu_variant": "",
         },
         "load_seconds": 0.5,
         "prefill_rate": 100.0,
@@ -275,6 +276,16 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
 
 
+def test_a_variant_of_the_processors_backend_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LLMRUN_CPU", raising=False)
+    settings = replace(DEFAULT, cpu_variant="haswell")
+    assert settings.environment == {"LLMRUN_CPU": "haswell"}
+    assert not settings.loads_as_usual
+    assert settings.changes(DEFAULT, in_answers=True) == ("processor variant haswell",)
+    monkeypatch.setenv("LLMRUN_CPU", "zen4")  # the user's stays
+    assert settings.environment == {}
+
+
 @pytest.mark.parametrize(
     ("cores", "logical", "quota", "expected"),
     [(1, 1, None, (1,)), (2, 2, None, (2, 1)), (4, 8, None, (8, 4, 3, 2, 1)), (16, 32, 2.5, (2, 1))],
@@ -296,6 +307,10 @@ def test_what_is_tried(header: Header) -> None:
     assert "split mode" not in [axis.name for axis in axes_for(header, MACHINE, DEFAULT, n_gpus=1)]
     axis = axes_for(header, MACHINE, DEFAULT, n_gpus=2)[0]
     assert [each.split_mode for each in axis.rivals(DEFAULT)] == ["none", "row", "tensor"]
+    assert "processor variant" not in [axis.name for axis in axes_for(header, MACHINE, DEFAULT, cpu_variants=["zen4"])]
+    found = axes_for(header, MACHINE, DEFAULT, cpu_variants=["zen4", "icelake", "haswell", "avx", "sse42"])
+    (axis,) = (axis for axis in found if axis.name == "processor variant")
+    assert [rival.cpu_variant for rival in axis.rivals(DEFAULT)] == ["icelake", "haswell", "avx"]
     off = replace(DEFAULT, flash_attention="off")
     (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")
     assert [rival.flash_attention for rival in axis.rivals(off)] == ["on"]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from llmrun.cli.app import app
 from llmrun.doctor import gpu_build
-from llmrun.doctor.gpu_build import GpuBuild, install, require_build
+from llmrun.doctor.gpu_build import GpuBuild, cuda_package, install, install_package, require_build
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.llama_folder import is_bundled, llama_version
 
@@ -149,3 +149,33 @@ def test_the_command_tries_the_new_build(monkeypatch: pytest.MonkeyPatch, site: 
     assert isinstance(done.exception, LlmrunError)
     assert done.exception.why == "the new build finds no GPU"
     assert installed(site) == {"old.so": "old"}
+
+
+@pytest.mark.parametrize(("status", "works"), [(0, True), (0, False), (1, True)])
+def test_the_cuda_backend_comes_as_a_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, works: bool
+) -> None:
+    """It is removed if it does not work; where the index has none, that is no error: llama.cpp is compiled."""
+    program = "import sys; print(*sys.argv[3:], file=open(sys.argv[1], 'a')); sys.exit(int(sys.argv[2]))"
+    log = tmp_path / "pip"
+    monkeypatch.setattr(gpu_build, "_installer", lambda: [sys.executable, "-c", program, str(log), str(status)])
+
+    def tries() -> None:
+        if not works:
+            raise LlmrunError("no GPU")
+
+    if works:
+        assert install_package("llmrun-cuda==1", tries) == (status == 0)
+    else:
+        with pytest.raises(LlmrunError, match="llmrun-cuda does not work here; it is removed"):
+            install_package("llmrun-cuda==1", tries)
+    removed = [] if works else ["uninstall -y llmrun-cuda"]
+    assert log.read_text(encoding="utf-8").splitlines() == ["install llmrun-cuda==1", *removed]
+
+
+def test_only_the_wheels_own_llama_cpp_has_a_cuda_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert cuda_package(["NVIDIA"]) == ""
+    monkeypatch.setattr("llmrun.protocol.llama_folder._BUNDLED", tmp_path)
+    assert cuda_package(["AMD"]) == ""
+    assert cuda_package(["Intel", "NVIDIA"]) == f"llmrun-cuda=={metadata.version('llmrun')}"

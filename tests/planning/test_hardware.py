@@ -403,7 +403,7 @@ class FakeEngine:
 def with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """llama.cpp was built for it."""
     (tmp_path / "libggml-cuda.so").touch()
-    monkeypatch.setattr(hardware, "library_folder", lambda: tmp_path)
+    monkeypatch.setattr(hardware, "backend_folders", lambda: [tmp_path])
 
 
 @pytest.mark.parametrize("alive", [True, False])

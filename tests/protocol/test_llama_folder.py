@@ -9,7 +9,7 @@ import pytest
 
 from llmrun.errors import UsageError
 from llmrun.protocol import llama_folder
-from llmrun.protocol.llama_folder import is_bundled, library_folder, llama_version, package_folder
+from llmrun.protocol.llama_folder import backend_folders, is_bundled, library_folder, llama_version, package_folder
 
 
 @pytest.fixture
@@ -64,3 +64,22 @@ def test_none_at_all(bundled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_folder, "_BUNDLED", bundled / "missing")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert (package_folder(), library_folder()) == (None, None)
+
+
+@pytest.mark.parametrize(("version", "fits"), [("2.0", True), ("1.9", False)])
+def test_a_cuda_backend_belongs_to_the_wheels_own(
+    bundled: Path, monkeypatch: pytest.MonkeyPatch, version: str, fits: bool
+) -> None:
+    """ggml's structs differ between versions of llama.cpp, so another version is passed over."""
+    site = bundled.parents[1] / "site"
+    info = site / f"llmrun_cuda-{version}.dist-info"
+    for folder in (info, site / "llmrun_cuda/lib"):
+        folder.mkdir(parents=True)
+    (site / "llmrun_cuda/__init__.py").touch()
+    (info / "METADATA").write_text(f"Name: llmrun-cuda\nVersion: {version}\n")
+    own = site / "llmrun-0.dist-info"
+    own.mkdir()
+    (own / "METADATA").write_text("Name: llmrun\nVersion: 2.0\n")
+    assert backend_folders() == [bundled / "lib", *([site / "llmrun_cuda/lib"] if fits else [])]
+    monkeypatch.setenv("LLMRUN_LLAMA", "llama-cpp-python")
+    assert backend_folders() == [site / "llama_cpp/lib"]

@@ -26,7 +26,7 @@ from llmrun.engine.llama.devices import (
     supports_offload,
 )
 from llmrun.engine.llama.ggml import Operations
-from llmrun.engine.llama.library import cpu_variant, start
+from llmrun.engine.llama.library import cpu_variant, runnable_variants, start
 from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Empty, Progress
@@ -76,8 +76,15 @@ def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
 
 def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> Build:
     start()
-    rpc = has_rpc()
-    return Build(parse_system_info(features()), gpus(), supports_offload(), rpc, tuple(backends()), cpu_variant())
+    return Build(
+        parse_system_info(features()),
+        gpus(),
+        supports_offload(),
+        has_rpc(),
+        tuple(backends()),
+        cpu_variant(),
+        runnable_variants(),
+    )
 
 
 def run_limits(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MeasuredLimits:

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.llama_folder import package_folder
+from llmrun.protocol.llama_folder import backend_folders, package_folder
 
 VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
@@ -211,7 +211,8 @@ def _load_backends(library: Any) -> None:
     silent = _LOG_CALLBACK(lambda level, text, data: None)
     library.ggml_log_set(silent, None)
     try:
-        library.ggml_backend_load_all_from_path(os.fsencode(folder))
+        for backends in (folder, *backend_folders()[1:]):
+            library.ggml_backend_load_all_from_path(os.fsencode(backends))
         if variant := os.environ.get("LLMRUN_CPU"):
             variants = cpu_variants(folder)
             library.ggml_backend_unload(pointer(library.ggml_backend_reg_by_name(b"CPU")))
@@ -228,6 +229,17 @@ def cpu_variants(folder: Path) -> dict[str, Path]:
     """Return the variants of the processor's backend in a folder: name -> file."""
     matches = ((_VARIANT.fullmatch(path.name), path) for path in folder.iterdir())
     return {match[1]: path for match, path in matches if match}
+
+
+def runnable_variants() -> tuple[str, ...]:
+    """Return the variants that this processor can run, by ggml's score; none where the backend is linked."""
+    if not (variant := cpu_variant()):
+        return ()
+    scores: dict[str, int] = {variant: 0}
+    for name, path in cpu_variants(Path(import_llama()._lib._name).parent).items():
+        with suppress(OSError, AttributeError):
+            scores[name] = ctypes.CDLL(str(path)).ggml_backend_score()
+    return tuple(sorted((name for name in scores if scores[name] or name == variant), key=lambda name: -scores[name]))
 
 
 def cpu_variant() -> str:

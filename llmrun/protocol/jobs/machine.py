@@ -24,6 +24,7 @@ class Build:
     rpc: bool = False  # the build can use RPC workers
     backends: tuple[str, ...] = ()  # in use, e.g. "CPU" and "CUDA"
     cpu_variant: str = ""  # of the processor's backend, e.g. "zen4"; "" where the build has only one
+    cpu_variants: tuple[str, ...] = ()  # that this processor can run, the one with most instruction sets first
 
 
 BUILD = JobKind("build", Empty, Empty, Build)

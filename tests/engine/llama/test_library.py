@@ -10,7 +10,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from llmrun.engine.llama.library import _load_backends, cpu_variant, cpu_variants, folder_of, import_submodule
+from llmrun.engine.llama import library as library_module
+from llmrun.engine.llama.library import (
+    _load_backends,
+    cpu_variant,
+    cpu_variants,
+    folder_of,
+    import_submodule,
+    runnable_variants,
+)
 from llmrun.errors import UsageError
 
 
@@ -72,6 +80,21 @@ def test_backends_that_are_linked_are_there_already(library: Any) -> None:
 
 def test_a_linked_backend_has_no_variant() -> None:
     assert cpu_variant() == ""
+    assert runnable_variants() == ()
+
+
+def test_variants_are_ordered_by_what_they_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants for other processors have score 0; the one in use stays whatever its score."""
+    scores = {"x64": 1, "haswell": 64, "zen4": 0, "alderlake": 128}
+    for name in scores:
+        (tmp_path / f"libggml-cpu-{name}.so").touch()
+    monkeypatch.setattr(library_module, "import_llama", lambda: Mock(_lib=Mock(_name=str(tmp_path / "libllama.so"))))
+    monkeypatch.setattr(library_module, "cpu_variant", lambda: "haswell")
+    score = {
+        f"libggml-cpu-{name}.so": Mock(ggml_backend_score=lambda value=value: value) for name, value in scores.items()
+    }
+    monkeypatch.setattr(library_module.ctypes, "CDLL", lambda path: score[Path(path).name])
+    assert runnable_variants() == ("alderlake", "haswell", "x64")
 
 
 def test_folder_of() -> None:
