@@ -326,7 +326,7 @@ class Conversation:
     def _end_round(self, turn: _OpenTurn, response: ResponseAccumulator) -> str:
         """Store the calls of the model, or save the answer; return a note as _save()."""
         turn.text, self.calls = response.text, response.calls
-        turn.reasoning.append(response.reasoning)
+        turn.reasoning.append(response.reasoning.strip())
         return "" if self.calls else self._save_answer(turn, response)
 
     def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.codec import load_json
-from llmrun.server import sse
+from llmrun.server.answer import to_json
 from llmrun.server.guard import Headers, Receive, Send
 from llmrun.server.http_errors import MalformedRequestError
 
@@ -84,7 +84,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 async def send_json(send: Send, status: int, body: Any, extra: Headers | None = None) -> None:
     """Send a whole JSON response."""
-    data = sse.to_json(body)
+    data = to_json(body)
     headers: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *(extra or ())]})
     await send({"type": "http.response.body", "body": data})

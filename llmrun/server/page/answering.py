@@ -21,8 +21,7 @@ from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS
-from llmrun.server import sse
-from llmrun.server.answer_parts import CompletionRequest
+from llmrun.server.answer import SSE_COMMENT, CompletionRequest, sse_event
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import App, Receive, Scope, Send
@@ -222,7 +221,7 @@ class PageAnswers:
             if not calls or len(turn.rounds) >= _MAX_ROUNDS:
                 break
             shown = [{**call._asdict(), "asks": self._tools.asks(call)} for call in calls]
-            await stream.add(sse.event({"text": turn.writer.text, "calls": shown}, "calls"))
+            await stream.add(sse_event({"text": turn.writer.text, "calls": shown}, "calls"))
             results = await _unless_disconnected(self._results(calls, stream), receive, stream)
             if results is None:
                 return
@@ -233,7 +232,7 @@ class PageAnswers:
         results = []
         for call in calls:
             results.append(await self._tools.result(call))
-            await stream.add(sse.event({"id": call.id, "text": results[-1]}, "result"))
+            await stream.add(sse_event({"id": call.id, "text": results[-1]}, "result"))
         return results
 
 
@@ -249,8 +248,7 @@ class _Turn:
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls that the last round ended with."""
-        finished = self.writer.answer.finished
-        return tuple(self.writer.answer.calls) if finished is not None and finished.reason == "tool_calls" else ()
+        return self.writer.answer.calls if self.writer.answer.reason == "tool_calls" else ()
 
     def go_on(self, done: CallRound) -> None:
         """Begin the next round."""
@@ -265,7 +263,7 @@ class _Turn:
         received = self.writer.answer
         if (received.started is None and not self.rounds) or pooled.model is None:
             return None
-        reason = received.finished.reason if received.finished else INTERRUPTED if self.writer.failed else "cancelled"
+        reason = received.reason or (INTERRUPTED if self.writer.failed else "cancelled")
         if not (received.text or received.reasoning or self.rounds) and reason in ("cancelled", INTERRUPTED):
             return None
         n_ctx = pooled.loaded.n_ctx if pooled.loaded is not None else 0
@@ -301,7 +299,7 @@ class _OneStream:
                 self._has_started, self._is_stream = True, message["status"] == 200
                 await self._send(message)
         elif self._is_error:  # before the first event of a later exchange
-            await self.add(sse.event(load_json(message["body"])["error"], "failed"))
+            await self.add(sse_event(load_json(message["body"])["error"], "failed"))
         else:
             await self._send({**message, "more_body": self._is_stream or message.get("more_body", False)})
 
@@ -325,7 +323,7 @@ async def _unless_disconnected(work: Any, receive: Receive, stream: _OneStream) 
             )
             if done:
                 return await working if working in done else None
-            await stream.add(sse.COMMENT)
+            await stream.add(SSE_COMMENT)
     finally:
         for each in (working, leaving):
             each.cancel()

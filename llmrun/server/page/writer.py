@@ -8,22 +8,14 @@ from typing import Any
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.logprobs import logprob_entries
-from llmrun.protocol.messages import Stats
-from llmrun.server import sse
-from llmrun.server.answer_parts import (
-    AccumulatedAnswer,
-    AnswerText,
-    Part,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-)
+from llmrun.protocol.messages import AnswerPart, Stats
+from llmrun.server.answer import AnswerWriter, sse_event
 from llmrun.server.protocols.openai import error_body
 
 _PACE_SECONDS = 0.1
 
 
-class PageWriter:
+class PageWriter(AnswerWriter):
     """Writes the events of one answer, and accumulates it.
 
     Text within _PACE_SECONDS of the last text sent is held until the next part: the page draws no more often, and each
@@ -38,10 +30,9 @@ class PageWriter:
         notes: lines about images that are left out.
     """
 
-    media_type = sse.EVENT_STREAM
-
     def __init__(self, begins: str = "") -> None:
-        self.answer = AccumulatedAnswer()
+        super().__init__()
+        (self.answer,) = self.answers
         self.failed = False
         self.notes: list[str] = []
         self._begins = begins
@@ -60,7 +51,7 @@ class PageWriter:
     def stats(self) -> Stats:
         """The figures as far as they are known of an answer without an end."""
         started = self.answer.started
-        prompt, cached = (started.prompt_tokens, started.cached_tokens) if started is not None else (0, 0)
+        prompt, cached = (started.prompt_tokens, started.reused_tokens) if started is not None else (0, 0)
         return Stats(
             prompt_tokens=prompt,
             reused_tokens=cached,
@@ -71,47 +62,36 @@ class PageWriter:
         )
 
     def begin(self) -> bytes:
-        """See answer_parts.Writer."""
-        return b"".join(sse.event({"text": note}, "note") for note in self.notes)
+        return b"".join(sse_event({"text": note}, "note") for note in self.notes)
 
-    def feed(self, part: Part) -> bytes:
-        """See answer_parts.Writer."""
-        self.answer.add(part)
-        if isinstance(part, (AnswerText, ReasoningText)):
-            self._last = time.monotonic()
-            self._first = self._first or self._last
-            self._n_pieces += len(part.logprobs) or 1 if isinstance(part, AnswerText) else 1
-        match part:
-            case ResponseStarted():
-                return sse.event({"prompt_tokens": part.prompt_tokens, "cached_tokens": part.cached_tokens}, "started")
-            case AnswerText(logprobs=()):
-                return self._paced(sse.event({"text": part.text}, "text"))
-            case AnswerText():
-                return self._paced(sse.event({"text": part.text, "tokens": logprob_entries(part.logprobs)}, "text"))
-            case ReasoningText():
-                return self._paced(sse.event({"text": part.text}, "reasoning"))
-            case ResponseFinished():
-                return self.end() + sse.event({"reason": part.reason, **asdict(part.stats)}, "finished")
-        return b""  # calls are sent when they are whole, see answering.py
+    def started(self, choice: int) -> bytes:
+        started = self.answer.started
+        assert started is not None
+        return sse_event({"prompt_tokens": started.prompt_tokens, "cached_tokens": started.reused_tokens}, "started")
 
-    def _paced(self, event: bytes) -> bytes:
-        self._waiting += event
-        now = time.monotonic()
-        if now < self._due:
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        if part.kind not in ("text", "reasoning"):
+            return b""  # calls are sent when they are whole, see _rounds()
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+        self._n_pieces += len(part.logprobs) or 1
+        tokens = {"tokens": logprob_entries(part.logprobs)} if part.logprobs else {}
+        self._waiting += sse_event({"text": part.text, **tokens}, part.kind)
+        if self._last < self._due:
             return b""
-        self._due = now + _PACE_SECONDS
+        self._due = self._last + _PACE_SECONDS
         return self.end()
 
+    def finished(self, choice: int) -> bytes:
+        return self.end() + sse_event({"reason": self.answer.reason, **asdict(self.answer.stats)}, "finished")
+
     def end(self) -> bytes:
-        """See answer_parts.Writer."""
         waiting, self._waiting = bytes(self._waiting), bytearray()
         return waiting
 
     def error(self, error: LlmrunError) -> bytes:
-        """See answer_parts.Writer."""
         self.failed = True
-        return self.end() + sse.event(error_body(error, error.http_status)["error"], "failed")
+        return self.end() + sse_event(error_body(error, error.http_status)["error"], "failed")
 
     def whole(self) -> dict[str, Any]:
-        """See answer_parts.Writer."""
         return {"text": self.text}
