@@ -157,7 +157,7 @@ class ResponseAccumulator:
             self.has_text = self.has_text or bool(event.text)
             if event.parts is None and not (event.logprobs or self._waiting):  # a shortcut for most events
                 self._text.append(event.text)
-                return event.answer_parts
+                return (AnswerPart("text", event.text),) if event.text else ()
             return self._take_parts(event)
         if isinstance(event, Started):
             self.started = event

@@ -77,6 +77,8 @@ class AnswerWriter(ABC):
     def feed(self, choice: int, event: Event) -> bytes:
         """Add an event of an answer, by its index; return the bytes for a stream, b"" for none."""
         parts = self.answers[choice].take(event)
+        if len(parts) == 1:
+            return self.part(choice, parts[0])
         if parts:
             return b"".join([self.part(choice, part) for part in parts])
         if type(event) is Started:
