@@ -35,9 +35,21 @@ from llmrun.protocol.messages import (
 )
 from llmrun.server.answer import EVENT_STREAM, SSE_COMMENT, AnswerWriter, CompletionRequest, Envelope
 from llmrun.server.connection import EngineConnection
-from llmrun.server.guard import Headers, Receive, Scope, Send
-from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
-from llmrun.server.http_messages import LONG_BODY, ErrorBody, parse_json, read_body, send_error, send_json
+from llmrun.server.http import (
+    LONG_BODY,
+    AnswerTimeoutError,
+    BusyError,
+    DrainingError,
+    ErrorBody,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    parse_json,
+    read_body,
+    send_error,
+    send_json,
+)
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
 from llmrun.server.pool import Pool, PooledModel, prompt_hash

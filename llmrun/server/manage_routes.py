@@ -23,9 +23,8 @@ from llmrun.models.location import locate
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, all_models
 from llmrun.server.answer import NDJSON, json_line
-from llmrun.server.http_errors import OriginRejectedError, model_not_found
-from llmrun.server.http_messages import read_json
-from llmrun.server.page.peer import is_forwarded, is_same_user
+from llmrun.server.http import OriginRejectedError, model_not_found, read_json
+from llmrun.server.page.requests import is_forwarded, is_same_user
 from llmrun.server.pool import Pool
 from llmrun.server.protocols import ollama
 from llmrun.server.protocols.fields import Fields

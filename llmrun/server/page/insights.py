@@ -36,7 +36,7 @@ from llmrun.protocol.questions import (
 from llmrun.server.answer import NDJSON
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.http import RouteNotFoundError
 from llmrun.server.manage_routes import as_ndjson
 from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields

@@ -14,16 +14,19 @@ from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Image, Message
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
-from llmrun.server.protocols.documents import anthropic_document
+from llmrun.server.protocols.attachments import anthropic_document, image_from_base64, refuse_media
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_base64, refuse_media
-from llmrun.server.protocols.reasoning import compacted, prefilled, read_effort, read_reasoning, signature
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.options import (
+    compacted,
+    prefilled,
     read_drafts,
+    read_effort,
     read_grammar_fields,
     read_keep_seconds,
+    read_reasoning,
     read_sampling,
     read_stop,
+    signature,
 )
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 

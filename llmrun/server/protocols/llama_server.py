@@ -12,7 +12,7 @@ from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelop
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import completion_request, error_body
 from llmrun.server.protocols.openai_text import read_prompts
-from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import read_grammar_fields, read_limits
 
 _STOP_TYPES = {"stop": "eos", "stop_string": "word", "length": "limit"}
 

@@ -12,14 +12,16 @@ from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Image, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer import NDJSON, PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, json_line
+from llmrun.server.protocols.attachments import image_from_base64
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_base64
-from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.reasoning import prefilled, read_effort, read_reasoning
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.models import unix_time
+from llmrun.server.protocols.options import (
+    prefilled,
     read_drafts,
+    read_effort,
     read_grammar_fields,
     read_keep_seconds,
+    read_reasoning,
     read_sampling,
     read_stop,
 )

@@ -11,10 +11,9 @@ from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, TokenLogprob
 from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event
-from llmrun.server.protocols.documents import openai_file
+from llmrun.server.protocols.attachments import image_from_url, openai_file, refuse_media
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_url, refuse_media
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.options import (
     MOST_ANSWERS,
     read_adapters,
     read_drafts,

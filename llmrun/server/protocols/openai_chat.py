@@ -19,8 +19,7 @@ from llmrun.server.protocols.openai import (
     finish_reason,
     logprobs,
 )
-from llmrun.server.protocols.reasoning import prefilled, read_openrouter_reasoning
-from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import prefilled, read_grammar_fields, read_limits, read_openrouter_reasoning
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]

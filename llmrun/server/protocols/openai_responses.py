@@ -10,18 +10,27 @@ from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, ToolCall
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
-from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
-from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.fields import Fields, as_json
 from llmrun.server.protocols.openai import content, error_body, logprobs
-from llmrun.server.protocols.reasoning import prefilled, read_openrouter_reasoning
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.options import (
+    prefilled,
     read_drafts,
     read_grammar_fields,
     read_keep_seconds,
     read_limits,
+    read_openrouter_reasoning,
     read_sampling,
 )
-from llmrun.server.protocols.tools import TEXT_ARGUMENT, as_json, checked_tools, tool_call
+from llmrun.server.protocols.tools import (
+    TEXT_ARGUMENT,
+    ClientTool,
+    checked_tools,
+    client_tools,
+    custom_input,
+    flat_name,
+    read_tools,
+    tool_call,
+)
 
 __all__ = ["error_body", "read", "writer"]
 

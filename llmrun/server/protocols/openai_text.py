@@ -13,7 +13,7 @@ from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
 from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
-from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import read_grammar_fields, read_limits
 
 __all__ = ["error_body", "read", "writer"]
 

@@ -14,9 +14,9 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Event, Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import Limits
 from llmrun.server.answer import AnswerWriter, Envelope
+from llmrun.server.protocols import models
 from llmrun.server.protocols import ollama as ours
-from llmrun.server.protocols import ollama_models
-from llmrun.server.protocols.ollama_models import VERSION, ModelDescription, RunningModel, running, show, tags
+from llmrun.server.protocols.models import VERSION, ModelDescription, RunningModel, running, show, tags
 
 HELLO = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -308,6 +308,6 @@ def test_tags_have_what_zed_parses() -> None:
     """Its structs LocalModelListing and ModelDetails: a missing field, or one of another type, empties the list."""
     listing = {"name": str, "modified_at": str, "size": int, "digest": str, "details": dict}
     details = {"format": str, "family": str, "families": list, "parameter_size": str, "quantization_level": str}
-    (model,) = ollama_models.tags([ollama_models.ModelDescription("m:q", 0.5, 9, "d", "llama", "1B", "Q4_0")])["models"]
+    (model,) = models.tags([models.ModelDescription("m:q", 0.5, 9, "d", "llama", "1B", "Q4_0")])["models"]
     assert {name: type(model[name]) for name in listing} == listing
     assert {name: type(model["details"][name]) for name in details} == details

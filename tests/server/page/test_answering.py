@@ -9,7 +9,7 @@ from support import answers
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import Stats
-from llmrun.server.page.writer import PageWriter
+from llmrun.server.page.answering import PageWriter
 
 
 @pytest.fixture
