@@ -114,7 +114,7 @@ class Reply(Stream[str]):
     def thoughts(self) -> str:
         """The reasoning before the answer; "" without reasoning. Waits for the end."""
         self._end()
-        return self._received.reasoning
+        return self._received.reasoning.strip()
 
     @property
     def parsed(self) -> Any:

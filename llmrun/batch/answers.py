@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llmrun.batch.rows import PendingRow, Row, protocol_of
 from llmrun.errors import LlmrunError
-from llmrun.server.answer_parts import AccumulatedAnswer, Envelope, Part, ResponseFinished, ResponseStarted
+from llmrun.protocol.answer import ResponseAccumulator
+from llmrun.server.answer import Envelope
 from llmrun.server.protocols.openai import error_body, finish_reason
 
 
@@ -27,21 +27,19 @@ class FinishedRow(NamedTuple):
         return self.result["error"] is not None
 
 
-def row_done(todo: PendingRow, parts: Sequence[Part], error: LlmrunError | None) -> FinishedRow:
-    """Return the result of a row: all parts of its answer, or an error."""
-    result = result_of(todo.row, parts, error, todo.key)
+def row_done(todo: PendingRow, answer: ResponseAccumulator, error: LlmrunError | None) -> FinishedRow:
+    """Return the result of a row: its answer, or an error."""
+    result = result_of(todo.row, answer, error, todo.key)
     if error is not None:
         return FinishedRow(todo.row.number, todo.key, result)
-    started, finished = parts[0], parts[-1]
-    assert isinstance(finished, ResponseFinished)
-    prompt, cached = (started.prompt_tokens, started.cached_tokens) if isinstance(started, ResponseStarted) else (0, 0)
-    return FinishedRow(todo.row.number, todo.key, result, prompt, cached, finished.stats.completion_tokens)
+    prompt, cached = (answer.started.prompt_tokens, answer.started.reused_tokens) if answer.started else (0, 0)
+    return FinishedRow(todo.row.number, todo.key, result, prompt, cached, answer.stats.completion_tokens)
 
 
-def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: str) -> dict[str, Any]:
+def result_of(row: Row, answer: ResponseAccumulator, error: LlmrunError | None, key: str) -> dict[str, Any]:
     """Return the line of a row: in the format of OpenAI's batches, or the answer with the row's own id."""
     if row.url:
-        answered = {"status_code": 200, "request_id": key, "body": _body(row, parts, key)} if error is None else None
+        answered = {"status_code": 200, "request_id": key, "body": _body(row, answer, key)} if error is None else None
         failed = error_body(error, error.http_status)["error"] if error is not None else None
         return {
             "id": f"batch_req_{key}",
@@ -52,25 +50,20 @@ def result_of(row: Row, parts: Sequence[Part], error: LlmrunError | None, key: s
     own = {name: row.columns[name] for name in ("id", "custom_id") if name in row.columns}
     if error is not None:
         return {**own, "answer": None, "error": {"code": error.code, "message": str(error), "hint": error.hint}}
-    collected = AccumulatedAnswer()
-    for part in parts:
-        collected.add(part)
-    stats = collected.stats
-    thoughts = {"thoughts": collected.reasoning} if collected.reasoning else {}
+    thoughts = {"thoughts": answer.reasoning} if answer.reasoning else {}
     return {
         **own,
-        "answer": collected.text,
+        "answer": answer.text,
         **thoughts,
-        "finish_reason": finish_reason(collected),
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.completion_tokens,
+        "finish_reason": finish_reason(answer),
+        "prompt_tokens": answer.stats.prompt_tokens,
+        "completion_tokens": answer.stats.completion_tokens,
         "error": None,
     }
 
 
-def _body(row: Row, parts: Sequence[Part], key: str) -> dict[str, Any]:
+def _body(row: Row, answer: ResponseAccumulator, key: str) -> dict[str, Any]:
     model = str(row.columns["body"].get("model") or "")
     writer = protocol_of(row).writer(row.columns["body"], Envelope(f"cmpl-{key}", int(time.time()), model))
-    for part in parts:
-        writer.feed(part)
+    writer.answers[0] = answer
     return writer.whole()

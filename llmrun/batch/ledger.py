@@ -14,6 +14,7 @@ from llmrun.batch.answers import FinishedRow, result_of
 from llmrun.batch.results import ResultFile
 from llmrun.batch.rows import Row
 from llmrun.errors import LlmrunError
+from llmrun.protocol.answer import ResponseAccumulator
 
 
 class RowSink(Protocol):
@@ -95,7 +96,7 @@ class Ledger:
     def refuse(self, broken: Iterable[tuple[Row, LlmrunError]]) -> None:
         """Write the errors of invalid rows."""
         for row, error in broken:
-            self.put(FinishedRow(row.number, "", result_of(row, (), error, f"row-{row.number}")))
+            self.put(FinishedRow(row.number, "", result_of(row, ResponseAccumulator(), error, f"row-{row.number}")))
 
     def put(self, done: FinishedRow) -> None:
         """Write a row's line. Raises as ResultFile.add()."""

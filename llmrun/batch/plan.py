@@ -17,7 +17,7 @@ from llmrun.batch.rows import PendingRow, Row, RowTemplate, in_order, text_of
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.planning.plan import LoadPreferences
-from llmrun.server.answer_parts import CompletionRequest
+from llmrun.server.answer import CompletionRequest
 
 MOST_PARALLEL = 64
 """Default maximum of parallel rows: with more, a step is bound by arithmetic, and its time grows with the rows."""

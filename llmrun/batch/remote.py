@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import replace
 from queue import SimpleQueue
@@ -21,12 +21,12 @@ from llmrun.batch.rows import PendingRow
 from llmrun.batch.run import RowAnswer
 from llmrun.errors import LoginRequiredError, ModelNotFoundError, UnavailableError, UsageError
 from llmrun.models.download.transfer import RetryPolicy
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import Generate
 from llmrun.protocol.params import resolve_sampling
 from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.request_body import require_told
 from llmrun.remote.server import ServedModel, Server
-from llmrun.server.answer_parts import Part, ResponseFinished, ResponseStarted
 
 USUAL_PARALLEL = 32
 """Default number of parallel requests: servers run that many in parallel, or queue them."""
@@ -88,7 +88,7 @@ class RemoteEngine:
                 losses.update(each.todo.row.number for each in lost if n_done)
                 for each in reversed(lost):
                     if losses[each.todo.row.number] >= _TRIES:  # the row is the cause
-                        sink.put(row_done(each.todo, (), each.error))
+                        sink.put(row_done(each.todo, each.received, each.error))
                     else:
                         waiting.appendleft(each.todo)
                 if lost:
@@ -118,7 +118,8 @@ class RemoteEngine:
             elif isinstance(answer.error, _FATAL):
                 raise answer.error
             else:
-                sink.put(row_done(answer.todo, _counted(answer.parts), answer.error))
+                _count_prompt(answer.received)
+                sink.put(row_done(answer.todo, answer.received, answer.error))
                 n_done += 1
         return lost, n_done
 
@@ -134,9 +135,8 @@ class RemoteEngine:
             client.listen(Generate(client.next_request(), request), answer.put, sampling)
 
 
-def _counted(parts: Sequence[Part]) -> Sequence[Part]:
-    """Return the parts with the prompt's length in the first one; servers report it at the end."""
-    if not parts or not isinstance(parts[0], ResponseStarted) or not isinstance(parts[-1], ResponseFinished):
-        return parts
-    stats = parts[-1].stats
-    return [ResponseStarted(parts[0].choice, stats.prompt_tokens, stats.reused_tokens), *parts[1:]]
+def _count_prompt(answer: ResponseAccumulator) -> None:
+    """Set the prompt's length, which servers report at the end, as of the start."""
+    if answer.started is not None and answer.finished is not None:
+        stats = answer.finished.stats
+        answer.started = answer.started._replace(prompt_tokens=stats.prompt_tokens, reused_tokens=stats.reused_tokens)

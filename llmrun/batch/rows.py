@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 from llmrun.errors import UsageError, brief
 from llmrun.protocol.codec import as_dict, load_json
 from llmrun.protocol.messages import AnswerRequest, Message
-from llmrun.server.answer_parts import CompletionRequest, Envelope, Writer
+from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope
 from llmrun.server.protocols import openai_chat, openai_text
 from llmrun.storage import require_regular
 
@@ -34,7 +34,7 @@ class RowProtocol(Protocol):
 
     def read(self, body: Mapping[str, Any]) -> CompletionRequest: ...
 
-    def writer(self, body: Mapping[str, Any], envelope: Envelope) -> Writer: ...
+    def writer(self, body: Mapping[str, Any], envelope: Envelope) -> AnswerWriter: ...
 
 
 _PROTOCOLS: dict[str, RowProtocol] = {"/v1/chat/completions": openai_chat, "/v1/completions": openai_text}

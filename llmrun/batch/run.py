@@ -16,9 +16,9 @@ from llmrun.batch.ledger import RowSink
 from llmrun.batch.rows import PendingRow
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import Event, Generate
 from llmrun.runner.client import EngineClient
-from llmrun.server.answer_parts import AnswerReader, Part
 
 AHEAD = 8
 """Number of rows queued in the engine, which starts with the one that has the longest cached prefix."""
@@ -29,10 +29,9 @@ class RowAnswer:
 
     def __init__(self, todo: PendingRow, finished: SimpleQueue[RowAnswer | None]) -> None:
         self.todo = todo
-        self.parts: list[Part] = []
+        self.received = ResponseAccumulator()
         self.error: LlmrunError | None = None
         self._finished = finished
-        self._reader = AnswerReader(0)
 
     def put(self, event: Event | LlmrunError | None) -> None:
         if event is None:
@@ -40,7 +39,7 @@ class RowAnswer:
         elif isinstance(event, LlmrunError):
             self.error = event
         else:
-            self.parts += self._reader.read(event)
+            self.received.take(event)
 
 
 class BatchRun:
@@ -116,7 +115,7 @@ class BatchRun:
             self._suspects = max(self._suspects - 1, 0)
             if isinstance(finished.error, EngineCrashedError):
                 self._sink.died()
-            self._sink.put(row_done(finished.todo, finished.parts, finished.error))
+            self._sink.put(row_done(finished.todo, finished.received, finished.error))
             if isinstance(finished.error, EngineCrashedError):
                 return
         if lost:

@@ -16,12 +16,11 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
     Answer,
-    CallRound,
+    OpenAnswer,
     Question,
     Truncation,
     TurnEntry,
     WindowTurn,
-    join_reasoning,
     round_messages,
 )
 from llmrun.chat.truncation import (
@@ -52,7 +51,6 @@ from llmrun.protocol.messages import (
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import TokenCount
 
-_ANSWER_ROOM = 512  # tokens left for an answer without a limit
 _MARKER_BYTES = 32  # upper bound of a template's text around a message
 
 Overflow = Literal["ask", "stop", "roll", "middle", "summarize"]
@@ -78,9 +76,7 @@ class _OpenTurn:
     sampling: SamplingParams
     before: list[WindowTurn]  # turns in the context window
     departures: list[Truncation] = field(default_factory=list)  # turns dropped before them
-    rounds: list[CallRound] = field(default_factory=list)  # calls with results
-    reasoning: list[str] = field(default_factory=list)  # of each round
-    text: str = ""  # text before the calls that have no results yet
+    answer: OpenAnswer = field(default_factory=OpenAnswer)
     begins: Answer | None = None  # an answer that is continued
     arrived: float = field(default_factory=time.perf_counter)  # see AnswerRequest
 
@@ -193,7 +189,7 @@ class Conversation:
     def _save_version(self, turn: _OpenTurn, response: ResponseAccumulator) -> None:
         """Save one of several answers; each has its own reasoning and seed."""
         seed = response.started.seed if response.started else None
-        version = replace(turn, reasoning=[], sampling=replace(turn.sampling, seed=seed))
+        version = replace(turn, answer=OpenAnswer(), sampling=replace(turn.sampling, seed=seed))
         before = self.chat.entries[-1]
         self._note(self._end_round(version, response))
         if self.chat.entries[-1] is not before:  # an empty answer is not saved
@@ -278,7 +274,7 @@ class Conversation:
         messages = self._make_room(turn)
         request = self.settings.request
         begins = (turn.begins.content, turn.begins.reasoning) if turn.begins else (request.begins, "")
-        begins = ("", "") if turn.rounds else begins
+        begins = ("", "") if turn.answer.rounds else begins
         return replace(
             request,
             messages=tuple(messages),
@@ -287,7 +283,7 @@ class Conversation:
             sampling=turn.sampling,
             moves=len(turn.departures) > n_departures,
             speculation=self.model.speculation(),
-            arrived=0.0 if turn.rounds else turn.arrived,
+            arrived=0.0 if turn.answer.rounds else turn.arrived,
         )
 
     def _round(self, turn: _OpenTurn, answer: Answering | None = None) -> Generator[Event, None, None]:
@@ -295,7 +291,7 @@ class Conversation:
         request = self._request(turn)
         response, self.last, self.calls, self._was_read = ResponseAccumulator(), None, (), False
         n_known = sum(len(each.pictures) for each in request.messages)  # images of earlier questions
-        n_known -= 0 if turn.rounds else len(turn.question.images)
+        n_known -= 0 if turn.answer.rounds else len(turn.question.images)
         try:
             for event in self._events(turn, request, answer or self.model.answer):
                 if isinstance(event, ImageAccepted):
@@ -325,14 +321,14 @@ class Conversation:
 
     def _end_round(self, turn: _OpenTurn, response: ResponseAccumulator) -> str:
         """Store the calls of the model, or save the answer; return a note as _save()."""
-        turn.text, self.calls = response.text, response.calls
-        turn.reasoning.append(response.reasoning)
+        turn.answer.end_round(response)
+        self.calls = turn.answer.calls
         return "" if self.calls else self._save_answer(turn, response)
 
     def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:
         """Give the model the results of its `calls`, and let it continue. Raises as ask()."""
         assert self._turn is not None
-        self._turn.rounds.append(CallRound(self._turn.text, self.calls, tuple(results), self._turn.reasoning[-1]))
+        self._turn.answer.go_on(results)
         yield from self._round(self._turn)
 
     def end_turn(self) -> None:
@@ -347,21 +343,17 @@ class Conversation:
         """Save the answer; return a note as _save(). An empty answer is saved only if the model ended it."""
         self._answered_under = self.chat.system
         reason = response.finished.reason if response.finished else INTERRUPTED
-        if not (response.has_text or turn.rounds or turn.text) and reason in ("cancelled", INTERRUPTED):
-            return ""
-        answer = Answer(
-            turn.text,
-            join_reasoning(turn.reasoning),
+        answer = turn.answer.to_save(
             reason,
-            self.model.used,
-            turn.sampling,
-            self.settings.request.limits,
-            response.finished.stats if response.finished else Stats(),
-            tuple(turn.departures),
-            tuple(turn.rounds),
-            self.model.adapters,
+            has_text=response.has_text or bool(turn.answer.text),
+            model=self.model.used,
+            sampling=turn.sampling,
+            limits=self.settings.request.limits,
+            stats=response.stats,
+            departures=tuple(turn.departures),
+            adapters=self.model.adapters,
         )
-        return self._save(lambda chat: chat.add_answer(answer))
+        return "" if answer is None else self._save(lambda chat: chat.add_answer(answer))
 
     def _save(self, step: Callable[[SavedChat], None]) -> str:
         """Save a step. If the disk refuses, continue in memory and return a note for the user, else ""."""
@@ -472,13 +464,10 @@ class Conversation:
 
     def _to_send(self, turn: _OpenTurn) -> list[Message]:
         question = self._with_images(Message("user", turn.question.content), turn.question.images)
-        return [*self._system(), *self._messages_of(turn.before), question, *round_messages(turn.rounds)]
+        return [*self._system(), *self._messages_of(turn.before), question, *round_messages(turn.answer.rounds)]
 
     def _window(self) -> Window:
-        n_ctx = self.model.n_ctx
-        reserve = min(self.settings.request.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
-        summary = min(SUMMARY_TOKENS + 32, n_ctx // 4)
-        return Window(n_ctx, reserve=reserve, keep=self.settings.keep, summary=summary)
+        return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)
 
     def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
         request = self.settings.request

@@ -22,6 +22,8 @@ SUMMARY_QUESTION = "Please summarize our conversation so far."
 
 SUMMARY_TOKENS = 256
 """Limit of a summary's answer."""
+_SUMMARY_QUESTION_TOKENS = 32  # upper bound
+_ANSWER_ROOM = 512  # tokens left for an answer without a limit
 _WORDS_PER_TOKEN = 0.6
 _QUOTED = 40  # characters of a quoted question
 
@@ -43,6 +45,12 @@ class Window:
     overhead: int = 0  # tokens of the template besides the messages, such as the marker that begins the answer
     keep: int = 0  # first turns that are never dropped; the system prompt never is
     summary: int = 0  # maximum tokens of a summary with its question; for "summarize" only
+
+    @classmethod
+    def of(cls, n_ctx: int, max_tokens: int | None, *, overhead: int = 0, keep: int = 0) -> Window:
+        """Return the room in a window of n_ctx tokens beside an answer of at most max_tokens."""
+        reserve = min(max_tokens or _ANSWER_ROOM, n_ctx // 4)
+        return cls(n_ctx, reserve, overhead, keep, summary=min(SUMMARY_TOKENS + _SUMMARY_QUESTION_TOKENS, n_ctx // 4))
 
     @property
     def room(self) -> int:

@@ -59,7 +59,7 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
     """Show an answer; return its last event."""
     if output.json:
         return _to_the_end(events, output.event_json)
-    images: list[ImageAccepted] = []
+    images: list[ImageAccepted] = []  # noted afterwards: a line would break into the live one
     with answer_view(
         output,
         n_ctx=model.n_ctx,
@@ -73,10 +73,17 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
         shades=shown_as.shades,
     ) as view:
         model.on_wait = view.tick
-        finished = _to_the_end(_without_images(events, images), view.show)
+        for event in events:
+            view.show(event)
+            if isinstance(event, ImageAccepted):
+                images.append(event)
+            elif isinstance(event, Finished):
+                break
+        else:
+            raise AssertionError("an answer ended without Finished")
     for image in images if shown_as.stats is not False else ():
         output.note(f"{image.name}: {image.width:,} x {image.height:,} pixels, {image.tokens:,} tokens")
-    return finished
+    return event
 
 
 def show_again(output: Output, text: str, shown_as: DisplayOptions) -> None:
@@ -96,14 +103,6 @@ def collecting(events: Iterable[Event], deltas: list[TextDelta]) -> Iterator[Eve
     for event in events:
         if isinstance(event, TextDelta):
             deltas.append(event)
-        yield event
-
-
-def _without_images(events: Iterable[Event], images: list[ImageAccepted]) -> Iterator[Event]:
-    """Yield the events, and collect reports on images for later: a line would break into the live one."""
-    for event in events:
-        if isinstance(event, ImageAccepted):
-            images.append(event)
         yield event
 
 

@@ -37,8 +37,8 @@ from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
 from llmrun.planning.measurements import compare_allocated
-from llmrun.server.durations import read_time
-from llmrun.server.sockets import allow_many_connections, bind
+from llmrun.server.protocols.fields import read_time
+from llmrun.server.registry import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:

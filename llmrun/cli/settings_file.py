@@ -25,7 +25,7 @@ from llmrun.errors import ResourceError, UsageError, did_you_mean, require_withi
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.params import MOST_TOKENS, PARAMETERS
 from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
-from llmrun.server.durations import read_time
+from llmrun.server.protocols.fields import read_time
 from llmrun.storage import write_whole
 
 _HIGHEST = 2**31 - 1

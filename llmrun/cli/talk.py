@@ -16,7 +16,7 @@ from llmrun.chat.passages import FolderIndex, Passage, passages_for
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
-from llmrun.chat.store.turns import Question
+from llmrun.chat.store.turns import MAX_ROUNDS, Question
 from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.docs import show_found
 from llmrun.cli.options import LoadingOptions
@@ -28,7 +28,6 @@ from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.output import Output
 
-_MAX_ROUNDS = 20  # of tool calls in one turn
 _LONG_ANSWER = 64  # tokens; the cost of drafts is measured after longer answers
 _SHOWN_TURNS = 2  # of a resumed chat
 _MAX_QUESTION = 240  # characters of a question that is shown again
@@ -206,13 +205,13 @@ class Chat:
         """Show an answer, and after tool calls the next ones."""
         conversation = self.conversation
         finished = self._show_round(events)
-        for _ in range(_MAX_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             if not conversation.calls:
                 return finished
             results = [self.tools.answer(call) for call in conversation.calls]
             finished = self._show_round(conversation.go_on(results))
         if conversation.calls:
-            self.output.note(f"Stopped after {_MAX_ROUNDS} rounds of tool calls. Ask to continue for more.")
+            self.output.note(f"Stopped after {MAX_ROUNDS} rounds of tool calls. Ask to continue for more.")
         return finished
 
     def _show_round(self, events: Events) -> Finished:

@@ -16,7 +16,7 @@ from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_
 from llmrun.protocol.settings import SETTINGS, check_setting
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
-from llmrun.server.sockets import bind
+from llmrun.server.registry import bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
-from llmrun.protocol.speculation import Speculation, StepTables, StepTime
+from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
 from llmrun.reply import FOR_CHATS, FOR_TEXTS, Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
@@ -285,7 +285,7 @@ class Model:
             EngineCrashedError: the engine died; the next call starts a new one.
         """
         engine, commands = self._next(*asked)
-        events = self.drafting.noticing(self._events(engine, *commands, on_wait=self.on_wait))
+        events = self._events(engine, *commands, on_wait=self.on_wait)
         return (
             with_beginnings(commands, events) if any(each.begins or each.begins_reasoning for each in asked) else events
         )
@@ -295,7 +295,10 @@ class Model:
     ) -> Iterator[Event]:
         """Send requests when the first event is asked for. Raises UsageError if close() ended the engine."""
         try:
-            yield from engine.submit(*commands, on_wait=on_wait)
+            for event in engine.submit(*commands, on_wait=on_wait):
+                self.drafting.follow(event)
+                if not isinstance(event, StepsMeasured):
+                    yield event
         except EngineCrashedError:
             self._refuse_if_closed()
             raise

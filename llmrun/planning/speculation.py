@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -179,16 +178,13 @@ class DraftPolicy:
             self._lacks_attention = can_compare_attention(hardware, self._load) and not is_known
         return self._lacks_attention
 
-    def noticing(self, events: Iterator[Event]) -> Iterator[Event]:
-        """Pass on an answer's events, and remember and compare step times."""
-        for event in events:
-            if isinstance(event, StepsMeasured):
-                with suppress(LlmrunError):  # it can't be written
-                    self.remember(event.times)
-                continue
-            if isinstance(event, Finished):
-                self.notice(event.stats)
-            yield event
+    def follow(self, event: Event) -> None:
+        """Remember the step times among an answer's events, and compare them with its end."""
+        if isinstance(event, StepsMeasured):
+            with suppress(LlmrunError):  # it can't be written
+                self.remember(event.times)
+        elif isinstance(event, Finished):
+            self.notice(event.stats)
 
     def notice(self, stats: Stats) -> bool:
         """Compare an answer with the step times; return whether they have to be measured again.

@@ -14,6 +14,7 @@ from llmrun.protocol.messages import (
     Finished,
     Generate,
     Started,
+    Stats,
     TextDelta,
     TokenLogprob,
     Tool,
@@ -121,62 +122,128 @@ def with_beginnings(commands: Iterable[Generate], events: Iterable[Event]) -> It
 
 
 class ResponseAccumulator:
-    """An answer as received so far.
+    """An answer as received so far: the events of one request become text, reasoning, calls and the reason of the end.
 
     Attributes:
         started: None before the answer has started.
         finished: None before the answer has finished.
         logprobs: of all tokens, if they were requested.
+        text_logprobs: of the tokens of the text.
+        all_calls: the last one may be incomplete.
         has_text: the model has written something, be it reasoning or calls.
+        reasoning_tokens: number of tokens of the reasoning.
     """
 
     def __init__(self) -> None:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.logprobs: list[TokenLogprob] = []
+        self.text_logprobs: list[TokenLogprob] = []
+        self.all_calls: list[ToolCall] = []
         self.has_text = False
-        self._texts: dict[str, list[str]] = {"text": [], "reasoning": []}
-        self._calls: list[ToolCall] = []
+        self.reasoning_tokens = 0
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
         self._n_complete_calls = 0
+        self._waiting: tuple[TokenLogprob, ...] = ()  # for the next text
+        self._follows_other = False  # the next text follows reasoning or a call
 
-    def take(self, event: Event) -> None:
-        """Add an event of the answer; events of other kinds are passed over."""
-        if isinstance(event, TextDelta):
+    def take(self, event: Event) -> Sequence[AnswerPart]:
+        """Add an event of the answer; return its parts. Each call has an id, and text its log-probabilities.
+
+        Events of other kinds are passed over.
+        """
+        if type(event) is TextDelta:
             self.has_text = self.has_text or bool(event.text)
-            self.logprobs += event.logprobs
-            for part in event.answer_parts:
-                self._add(part)
-        elif isinstance(event, Started):
+            if event.parts is None and not (event.logprobs or self._waiting):  # a shortcut for most events
+                self._text.append(event.text)
+                return (AnswerPart("text", event.text),) if event.text else ()
+            return self._take_parts(event)
+        if isinstance(event, Started):
             self.started = event
         elif isinstance(event, Finished):
             self.finished = event
+        return ()
 
-    def _add(self, part: AnswerPart) -> None:
-        if part.kind in self._texts:
-            self._texts[part.kind].append(part.text)
+    def _take_parts(self, event: TextDelta) -> list[AnswerPart]:
+        parts = event.answer_parts
+        kinds = {part.kind for part in parts}
+        self.logprobs += event.logprobs
+        self._waiting += event.logprobs
+        self.reasoning_tokens += event.tokens if "reasoning" in kinds else 0
+        if kinds and "text" not in kinds:
+            self._waiting, self._follows_other = (), True
+        return [self._completed(part) for part in parts]
+
+    def _completed(self, part: AnswerPart) -> AnswerPart:
+        """Add a part; return it with what the engine left out."""
+        if part.kind == "text":
+            tokens = _tokens_of(part.text, self._waiting) if self._follows_other else self._waiting
+            self._waiting, self._follows_other = (), False
+            self._text.append(part.text)
+            self.text_logprobs += tokens
+            return part._replace(logprobs=tokens) if tokens else part
+        if part.kind == "reasoning":
+            self._reasoning.append(part.text)
         elif part.kind == "call":
             from llmrun.protocol.toolcalls import new_call_id  # few answers have calls
 
-            self._calls.append(ToolCall(part.call_id or new_call_id(), part.text, ""))
+            part = part if part.call_id else part._replace(call_id=new_call_id())
+            self.all_calls.append(ToolCall(part.call_id, part.text, ""))
         elif part.kind == "arguments":
-            last = self._calls[-1]
-            self._calls[-1] = last._replace(arguments=last.arguments + part.text)
+            call = self.all_calls[-1]
+            self.all_calls[-1] = call._replace(arguments=call.arguments + part.text)
         elif part.kind == "call_end":
             self._n_complete_calls += 1
+        return part
 
     @property
     def text(self) -> str:
         """The answer without reasoning and calls."""
-        return "".join(self._texts["text"])
+        return "".join(self._text)
 
     @property
     def reasoning(self) -> str:
-        """The reasoning before the answer."""
-        return "".join(self._texts["reasoning"]).strip()
+        """The reasoning before the answer, with the space around it."""
+        return "".join(self._reasoning)
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
         """The complete calls, if the model itself ended the answer."""
         if self.finished is None or self.finished.reason != "stop":
             return ()
-        return tuple(self._calls[: self._n_complete_calls])
+        return tuple(self.all_calls[: self._n_complete_calls])
+
+    @property
+    def stats(self) -> Stats:
+        """Token counts and times; zeros before the end."""
+        return Stats() if self.finished is None else self.finished.stats
+
+    @property
+    def reason(self) -> str:
+        """Reason of the end; "" before it.
+
+        "stop" (end token), "stop_string", "tool_calls", "length" (also for a cut call), "cancelled" or "repeats".
+        """
+        if self.finished is None:
+            return ""
+        if len(self.all_calls) > self._n_complete_calls:  # also by a stop text or the loop guard: no client may run it
+            return "length"
+        if self.finished.reason != "stop":
+            return self.finished.reason
+        return "stop_string" if self.finished.detail else "tool_calls" if self.all_calls else "stop"
+
+    @property
+    def stop(self) -> str:
+        """The stop text that ended it, if one did."""
+        return self.finished.detail if self.finished is not None and self.reason == "stop_string" else ""
+
+
+def _tokens_of(text: str, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogprob, ...]:
+    """Return the last tokens, as many as the text has: those before it are a tag's."""
+    excess = sum(len(token.bytes) for token in tokens) - len(text.encode("utf-8", "replace"))
+    start = 0
+    while excess > 0 and start < len(tokens) - 1:
+        excess -= len(tokens[start].bytes)
+        start += 1
+    return tokens[start:]

@@ -32,6 +32,7 @@ _ROW_TYPES = (int, str, int, int)
 _TEXT_BEFORE, _TEXT_AFTER = b'{"kind":"TextDeltas","rows":', b"}"
 _json_text, _raw_decode = json.encoder.encode_basestring_ascii, json.JSONDecoder().raw_decode
 _PART_KINDS = get_args(PartKind)
+_N_PART_FIELDS = 3  # kind, text and id of a call; log-probabilities are sent with their delta
 
 
 class TextDeltas(NamedTuple):
@@ -55,12 +56,13 @@ def encode(frame: Frame) -> bytes:
 
 def encode_text(rows: Iterable[TextDelta]) -> bytes:
     """Return one frame for the text of several answers, without log-probabilities; raise as encode()."""
-    written = ",".join(
-        f"[{row.request},{_json_text(row.text)},{row.tokens},{int(row.drafted)},"
-        f"{'null' if row.parts is None else json.dumps(row.parts)}]"
-        for row in rows
-    )
-    return _framed(f"{_TEXT_BEFORE.decode()}[{written}]{_TEXT_AFTER.decode()}")
+    written = []
+    for request, text, tokens, _, drafted, parts in rows:
+        split = "null"
+        if parts is not None and parts != (("text", text, "", ()),):  # one part that is all text is known without it
+            split = json.dumps([part[:_N_PART_FIELDS] for part in parts])
+        written.append(f"[{request},{_json_text(text)},{tokens},{int(drafted)},{split}]")
+    return _framed(f"{_TEXT_BEFORE.decode()}[{','.join(written)}]{_TEXT_AFTER.decode()}")
 
 
 def _framed(text: str) -> bytes:

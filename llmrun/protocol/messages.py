@@ -317,7 +317,8 @@ class AnswerPart(NamedTuple):
 
     kind: PartKind  # "call" begins a tool call, "arguments" continues its JSON; the two ends complete what they name
     text: str = ""  # the tool's name for "call"; "" for the two ends
-    call_id: str = ""  # of a "call", as the model wrote it; "" if it has none of its own
+    call_id: str = ""  # of a "call"; "" if the model wrote none, until ResponseAccumulator makes one
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens of "text"; ResponseAccumulator finds them
 
 
 class TextDelta(NamedTuple):

@@ -134,6 +134,10 @@ class EngineClient:
                 with suppress(EngineExited):
                     self._pipe.send(Cancel(number), run)
 
+    def end_requests(self) -> None:
+        """End all requests, now and later ones, with the error that the engine was closed; close() then ends it."""
+        self._end_all(EngineExited("it was closed"), kills=False)
+
     def close(self) -> None:
         """End the engine and all requests. May be called at any time, and again."""
         self._end_all(EngineExited("it was closed"))
@@ -322,14 +326,15 @@ class EngineClient:
         request.put(None)
         self._requests.pop(request.command.request, None)
 
-    def _end_all(self, exited: EngineExited) -> None:
+    def _end_all(self, exited: EngineExited, *, kills: bool = True) -> None:
         """Kill the engine, and pass its end on to all requests; later ones get the same reason."""
         with self._lock:
             if self._exited is None:
                 self._exited = EngineExited(exited.why, exited.hint)  # without a traceback, whose frames hold objects
             requests, exited = list(self._requests.values()), self._exited
             self._requests.clear()
-        self._pipe.kill()
+        if kills:
+            self._pipe.kill()
         for request in requests:
             request.fail(exited)
 

@@ -17,7 +17,7 @@ from typing import IO
 
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, TextDeltas, decode, encode, frame_length
-from llmrun.protocol.messages import Command, Event, Frame
+from llmrun.protocol.messages import Command, Event
 from llmrun.runner.launch import EngineHandle, launch
 from llmrun.system import PipeReader, can_write
 
@@ -126,41 +126,44 @@ class Pipe:
         Raises:
             EngineExited: the engine died, or sent something that is not an event.
         """
-        frame = self._next_frame() if self._received else None
-        if frame is None and self._read(seconds):
-            frame = self._next_frame()
-        while frame is not None:
+        if not self._whole_frame():
+            self._read(seconds)
+        while length := self._whole_frame():
+            body = bytes(self._received[PREFIX_BYTES:length])
+            del self._received[:length]
+            try:
+                frame = decode(body)
+            except FrameError as error:
+                raise self._garbage(error) from error
             if isinstance(frame, TextDeltas):
                 yield from frame.rows
             elif isinstance(frame, Command):
                 raise self._gone("it sent a command instead of an event")
             else:
                 yield frame
-            frame = self._next_frame() if self._received else None
 
-    def _read(self, seconds: float) -> bool:
-        """Wait for more bytes; return False if none came in this time."""
+    def _read(self, seconds: float) -> None:
+        """Wait for more bytes."""
         try:
             data = self._reader.read(seconds)
         except (OSError, ValueError) as error:  # closed
             raise self._gone() from error
         if data is None:
-            return False
+            return
         if not data:
             raise self._gone()
         self._received += data
-        return True
 
-    def _next_frame(self) -> Frame | TextDeltas | None:
+    def _whole_frame(self) -> int:
+        """Return the length of the first frame if all of it has come, else 0."""
         try:
-            length = frame_length(self._received)
-            if length is None or len(self._received) < length:
-                return None
-            body = bytes(self._received[PREFIX_BYTES:length])
-            del self._received[:length]
-            return decode(body)
+            length = frame_length(self._received) or 0
         except FrameError as error:
-            raise self._gone(f"it sent garbage ({error})") from error
+            raise self._garbage(error) from error
+        return length if len(self._received) >= length else 0
+
+    def _garbage(self, error: FrameError) -> EngineExited:
+        return self._gone(f"it sent garbage ({error})")
 
     def kill(self) -> None:
         _kill(self._process)

@@ -19,19 +19,25 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from llmrun.errors import LlmrunError
-from llmrun.server.catalog import ModelCatalog
 from llmrun.server.embedding_routes import EmbeddingRoutes
-from llmrun.server.engine_routes import EngineRoutes
+from llmrun.server.engine_routes import EngineRoutes, ResponseRoutes
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
-from llmrun.server.guard import App, Guard, Policy, Receive, Scope, Send, header
-from llmrun.server.http_errors import DrainingError, MethodNotAllowedError, RouteNotFoundError
-from llmrun.server.http_messages import ErrorBody, send_error
+from llmrun.server.guard import Guard, Policy, header
+from llmrun.server.http import (
+    App,
+    DrainingError,
+    ErrorBody,
+    MethodNotAllowedError,
+    Receive,
+    RouteNotFoundError,
+    Scope,
+    Send,
+    send_error,
+)
 from llmrun.server.manage_routes import ManageRoutes
-from llmrun.server.model_routes import ANTHROPIC, ModelRoutes
-from llmrun.server.ollama_routes import OllamaRoutes
+from llmrun.server.model_routes import ANTHROPIC, ModelCatalog, ModelRoutes, OllamaRoutes
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, llama_server, ollama, openai, openai_chat, openai_responses, openai_text
-from llmrun.server.response_routes import ResponseRoutes
 
 COMPLETION_APIS: dict[str, CompletionApi] = {
     "/v1/chat/completions": CompletionApi(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),

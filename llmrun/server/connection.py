@@ -8,10 +8,8 @@ Must not know requests, models or HTTP.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from llmrun.errors import EngineCrashedError, LlmrunError
@@ -38,7 +36,6 @@ class EngineConnection:
         self.next_request, self.pid = self._client.next_request, self._client.pid
         self._sender = ThreadPoolExecutor(1, "engine sender")  # a full pipe blocks it, instead of the event loop
         self._is_closed = self._has_waiting = False
-        self._thread = threading.get_ident()
         self._descriptor = self._client.descriptor
         self._loop.add_reader(self._descriptor, self._read)
         self._tick = self._loop.call_later(_TICK_SECONDS, self._check)
@@ -50,18 +47,10 @@ class EngineConnection:
 
     def send(self, command: Command, put: Put) -> None:
         """Send a command; `put` is called with its events, see EngineClient.listen()."""
-
-        def receive(event: Event | LlmrunError | None) -> None:
-            if threading.get_ident() == self._thread:
-                put(event)
-                return
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(put, event)
-
         try:
             if self._is_closed:
                 raise EngineCrashedError("the engine was closed")
-            self._client.listen(command, receive, self._sender.submit)
+            self._client.listen(command, put, self._sender.submit)
         except LlmrunError as error:
             put(error)
             put(None)
@@ -122,12 +111,12 @@ class EngineConnection:
 
     async def write(self, request: AnswerRequest) -> str:
         """Answer a request, and return its text. Raises as answer()."""
-        heard = ResponseAccumulator()
-        await self._last(Generate(self.next_request(), request), Finished, heard.take)
-        return heard.text
+        received = ResponseAccumulator()
+        await self._last(Generate(self.next_request(), request), Finished, received.take)
+        return received.text
 
     async def _last(
-        self, command: Command, kind: type[_Answer], on_event: Callable[[Event], None] = lambda event: None
+        self, command: Command, kind: type[_Answer], on_event: Callable[[Event], object] = lambda event: None
     ) -> _Answer:
         """Send a command, and return its last event."""
         answered: asyncio.Future[_Answer] = self._loop.create_future()
@@ -155,5 +144,6 @@ class EngineConnection:
         if not self._is_closed:
             self._is_closed = True
             self._stop_reading()
+            self._client.end_requests()  # here: their callers expect events in this thread
             await asyncio.to_thread(self._client.close)
             self._sender.shutdown(wait=False)

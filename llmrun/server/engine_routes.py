@@ -1,4 +1,4 @@
-"""Routes for an engine's properties, tokenizing and counting tokens. These requests count for the queue's limit too."""
+"""Routes that ask an engine a question, and those of kept responses. They count for the queue's limit too."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_messages import read_json
-from llmrun.server.protocols import anthropic, openai_chat
+from llmrun.server.http import read_json
+from llmrun.server.protocols import anthropic, openai_chat, openai_responses
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
 
@@ -110,3 +110,40 @@ class EngineRoutes:
         async with self._state.engine(completion.model) as (engine, pooled):
             asked = self._state.pool.complete(pooled, completion.model, completion.request)
             return await engine.do(kind, asked)
+
+
+class ResponseRoutes:
+    """GET and DELETE /v1/responses/ID, its input_items, and /v1/responses/input_tokens."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/responses/input_tokens", self._count, methods=["POST"]),
+            Route("/responses/input_tokens", self._count, methods=["POST"]),
+            Route("/v1/responses/{name}", self._get, methods=["GET"]),
+            Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
+            Route("/v1/responses/{name}/input_items", self._items, methods=["GET"]),
+        ]
+
+    async def _get(self, request: Request) -> Response:
+        return JSONResponse(self._state.responses.get(request.path_params["name"]).response)
+
+    async def _delete(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        self._state.responses.remove(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    async def _items(self, request: Request) -> Response:
+        items = self._state.responses.get(request.path_params["name"]).input
+        return JSONResponse({"object": "list", "data": items, "has_more": False})
+
+    async def _count(self, request: Request) -> Response:
+        body = self._state.responses.expanded(await read_json(request.receive))
+        completion = await asyncio.to_thread(openai_responses.read, body)
+        async with self._state.engine(completion.model) as (engine, pooled):
+            asked = self._state.pool.complete(pooled, completion.model, completion.request)
+            counted = await engine.do(COUNT_TOKENS, asked)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})

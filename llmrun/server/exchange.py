@@ -1,6 +1,8 @@
-"""One HTTP request for a completion: read the body, lease the model, send the answer in the client's protocol.
+"""One HTTP request for completions: read the body, lease the model, ask its engine, send the answers as they come.
 
-Owns when headers are sent, keep-alives, timeouts and disconnects; must not know JSON shapes or how engines are kept.
+ResponseStreams is the engine's side: it requests the answers, again if the engine dies before one has started.
+HttpExchange is the client's side: headers, keep-alives, timeouts and disconnects. A writer of the client's protocol
+turns the events of the one into the bytes of the other.
 """
 
 from __future__ import annotations
@@ -12,23 +14,45 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from enum import Enum, auto
+from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
+from llmrun.errors import ContextOverflowError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.gguf.pooling import refuse_answers
 from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
-from llmrun.protocol.messages import TextDelta, TokenLogprob
-from llmrun.server import sse
-from llmrun.server.answer_parts import CompletionRequest, Envelope, ResponseFinished, ResponseStarted, Writer
-from llmrun.server.answers import AnswerEvent, ResponseStreams
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Event,
+    Finished,
+    Generate,
+    Rewriting,
+    Started,
+    TextDelta,
+    TokenLogprob,
+)
+from llmrun.server.answer import EVENT_STREAM, SSE_COMMENT, AnswerWriter, CompletionRequest, Envelope
 from llmrun.server.connection import EngineConnection
-from llmrun.server.guard import Headers, Receive, Scope, Send
-from llmrun.server.http_errors import AnswerTimeoutError, BusyError, DrainingError
-from llmrun.server.http_messages import LONG_BODY, ErrorBody, parse_json, read_body, send_error, send_json
+from llmrun.server.http import (
+    LONG_BODY,
+    AnswerTimeoutError,
+    BusyError,
+    DrainingError,
+    ErrorBody,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    parse_json,
+    read_body,
+    send_error,
+    send_json,
+)
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
-from llmrun.server.metrics import ServerMetrics
-from llmrun.server.pool import Pool, PooledModel
+from llmrun.server.metrics import RequestClock, ServerMetrics
+from llmrun.server.pool import Pool, PooledModel, prompt_hash
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.stored_responses import ResponseStore
 
@@ -42,13 +66,18 @@ _GATHER_TURNS = 4
 """Turns of the event loop before a request is sent: requests that arrive with it are read meanwhile, to share a prefill
 in the engine."""
 _ERROR_SECONDS = 1.0  # to send the errors that end streams at shutdown
+_MOST_ENGINES = 3
+"""Maximum number of engines that a request is sent to."""
+
+AnswerEvent = Event | LlmrunError | None
+"""An event of an answer, the error that ended it, or None after its last event."""
 
 
 class CompletionApi(NamedTuple):
     """One protocol in which completions are requested."""
 
     read: Callable[[Mapping[str, Any]], CompletionRequest]
-    writer: Callable[[Mapping[str, Any], Envelope], Writer]
+    writer: Callable[[Mapping[str, Any], Envelope], AnswerWriter]
     error_body: ErrorBody
     id_prefix: str
     streams_overflow: bool = False  # a prompt that is too long ends a stream with an error, instead of an HTTP status
@@ -62,6 +91,10 @@ class _Signal(Enum):
     IDLE = auto()  # nothing was sent for KEEP_ALIVE_SECONDS
     SHUTDOWN = auto()  # the grace period is over
     TIMEOUT = auto()  # the answer takes too long
+
+
+_Item = tuple[int, AnswerEvent] | _Signal | Exception
+"""What a waiting exchange gets: an event and the index of its answer, a signal, or an error of its own."""
 
 
 class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
@@ -148,7 +181,7 @@ class Traffic:
         while self.is_busy and time.monotonic() < self._drain_deadline:
             await asyncio.sleep(0.05)
         for exchange in list(self._exchanges):
-            exchange.put(_Signal.SHUTDOWN)
+            exchange.shut_down()
         deadline = time.monotonic() + _ERROR_SECONDS
         while self._exchanges and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -171,6 +204,139 @@ class ServerState(NamedTuple):
                 yield await self.pool.ready(pooled), pooled
 
 
+class _Choice:
+    """One answer, as its engine sees it."""
+
+    def __init__(self, timer: RequestClock) -> None:
+        self.connection: EngineConnection | None = None
+        self.request = 0  # its number in that engine
+        self.n_engines = 0
+        self.is_started = self.is_finished = False
+        self.timer = timer
+
+
+class ResponseStreams:
+    """The answers to one request, requested of the model's engine.
+
+    Args:
+        pooled: the model, leased.
+        put: called in the event loop with the index of an answer and each of its events, for notice().
+        arrived: when the server had read the request, see AnswerRequest.
+
+    Attributes:
+        rewritten: of the conversation, for the first time with this chat template.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        pooled: PooledModel,
+        completion: CompletionRequest,
+        put: Callable[[int, AnswerEvent], None],
+        metrics: ServerMetrics,
+        arrived: float,
+    ) -> None:
+        self._pool, self._pooled, self._completion, self._put = pool, pooled, completion, put
+        self._choices = [_Choice(metrics.request(pooled.name, arrived)) for _ in range(completion.n_choices)]
+        self._arrived = arrived
+        self.rewritten: tuple[Rewriting, ...] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _prompt(self, index: int) -> str:
+        return prompt_hash(self._completion.of_choice(index))
+
+    @property
+    def is_done(self) -> bool:
+        return all(choice.is_finished for choice in self._choices)
+
+    def start(self) -> None:
+        """Request all answers; a failure goes to put() as an error."""
+        for index in range(len(self._choices)):
+            self._spawn(index)
+
+    def _spawn(self, index: int) -> None:
+        task = asyncio.ensure_future(self._submit(index))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, index: int) -> None:
+        """Send the request for one answer to the engine, after the model is loaded."""
+        choice = self._choices[index]
+        choice.connection = None
+        try:
+            if self._pool.crashes:
+                self._pool.crashes.check(self._prompt(index))
+            connection = await self._pool.ready(self._pooled)
+            request = self._request(index)
+        except LlmrunError as error:
+            self._put(index, error)
+            return
+        choice.connection, choice.request = connection, connection.next_request()
+        choice.n_engines += 1
+        connection.send(Generate(choice.request, request), partial(self._put, index))
+
+    def _request(self, index: int) -> AnswerRequest:
+        """Return the request for the engine, with sampling by the client, else by the preset, else by the model."""
+        assert self._pooled.model is not None
+        refuse_answers(self._pooled.model.header)
+        name = self._completion.model
+        sampling = self._pooled.model.sampling(self._pool.sampling(name, self._completion.sampling))[0]
+        if sampling.seed is not None and (place := index % self._completion.n):
+            sampling = replace(sampling, seed=(sampling.seed + place) % 2**32)
+        speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
+        request = self._pool.complete(self._pooled, name, self._completion.of_choice(index))
+        return replace(request, sampling=sampling, speculation=speculation, arrived=self._arrived)
+
+    def notice(self, index: int, event: AnswerEvent) -> None:
+        """Follow the events of an answer: count, and request it again if its engine died before it started.
+
+        Raises:
+            LlmrunError: the answer failed.
+        """
+        choice = self._choices[index]
+        if type(event) is TextDelta:
+            choice.timer.delta(event)
+        elif isinstance(event, EngineCrashedError):
+            self._recover(index, event)
+        elif isinstance(event, LlmrunError):
+            raise event
+        elif isinstance(event, Started):
+            choice.is_started = True
+            self.rewritten += event.rewritten
+            choice.timer.started(event)
+        elif isinstance(event, Finished):
+            choice.is_finished = True
+            if self._pool.crashes:
+                self._pool.crashes.forget(self._prompt(index))
+            choice.timer.finished(event)
+            self._pooled.notice(event.stats)
+
+    def _recover(self, index: int, crash: EngineCrashedError) -> None:
+        """Resend the request after its engine died, if the answer had not started.
+
+        Raises:
+            EngineCrashedError: the answer had started, the model can't be loaded, or too many engines died.
+        """
+        choice = self._choices[index]
+        if choice.connection is None:
+            raise crash
+        if choice.is_started or choice.connection.is_first_waiting():
+            self._pool.crashes.add(self._prompt(index), choice.connection.pid)
+        if choice.is_started or choice.n_engines >= _MOST_ENGINES:
+            raise crash
+        self._spawn(index)
+
+    def cancel(self) -> None:
+        """Cancel all unfinished answers; their events are no longer delivered to a client."""
+        for task in self._tasks:
+            task.cancel()
+        for choice in self._choices:
+            if not choice.is_finished:
+                choice.timer.aborted()
+                if choice.connection is not None:
+                    choice.connection.cancel(choice.request)
+
+
 class HttpExchange:
     """One HTTP request and its response."""
 
@@ -180,12 +346,12 @@ class HttpExchange:
         self._log: dict[str, Any] = scope["state"]
         self._receive, self._send = receive, send
         self._direct: ChunkWriter | None = scope.get("extensions", {}).get(CHUNK_WRITER)
-        self._inbox: asyncio.Queue[AnswerEvent | _Signal | Exception] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
         self._unhandled: set[int] = set()  # the answers with events in the inbox
         self._backlog = _Backlog()
         self._is_waiting = False  # for the next event, and everything before it was sent
         self._answers: ResponseStreams | None = None
-        self._writer: Writer | None = None
+        self._writer: AnswerWriter | None = None
         self._is_stream = False
         self._has_sent_headers = False
         self._ignored: Headers = []
@@ -271,50 +437,57 @@ class HttpExchange:
             self._log["ignored"] = named = (*self._log.get("ignored", ()), *paths)
             self._ignored = [(b"x-llmrun-ignored", ", ".join(map(header_safe, named))[:_MOST_IGNORED].encode())]
 
-    async def _forward(self, answers: ResponseStreams, writer: Writer) -> None:
+    async def _forward(self, answers: ResponseStreams, writer: AnswerWriter) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""
         chunk = bytearray()
         try:
-            for event in await self._next_events():
-                if isinstance(event, Exception):
-                    raise event
-                if isinstance(event, _Signal):
-                    self._raise_on(event)
+            for item in await self._next_items():
+                if isinstance(item, Exception):
+                    raise item
+                if isinstance(item, _Signal):
+                    self._raise_on(item)
                     chunk += await self._keep_alive(writer)
                     continue
-                for part in answers.take(event):
-                    if isinstance(part, ResponseStarted):
-                        if part.choice == 0:
-                            self._name_ignored(answers.left_out)
-                        chunk += await self._start_stream(writer)
-                    chunk += writer.feed(part)
-                    if isinstance(part, (ResponseStarted, ResponseFinished)):
-                        self._log_usage(part)
+                choice, event = item
+                answers.notice(choice, event)
+                if event is None or isinstance(event, LlmrunError):
+                    continue
+                if isinstance(event, Started):
+                    if choice == 0:
+                        self._name_ignored(event.left_out)
+                    chunk += await self._start_stream(writer)
+                chunk += writer.feed(choice, event)
+                if isinstance(event, Started):
+                    self._log_start(event, answers.rewritten)
+                elif isinstance(event, Finished):
+                    self._log_end(event, writer.answers[choice].reason)
         finally:
             self._unhandled.clear()
             if self._is_stream and chunk:
                 await self._send_chunk(bytes(chunk))
 
-    def put(self, event: AnswerEvent | _Signal) -> None:
+    def put(self, choice: int, event: AnswerEvent) -> None:
         """Take an event, in the event loop. Text of a running answer is handled at once, without waking the task.
 
         So is text for a client that is slow: as bytes in a backlog it takes the least memory.
         """
-        if type(event) is tuple and type(event[1]) is TextDelta and self._takes_text(event[0]):
+        is_next = (self._is_waiting and self._is_ready()) or (self._is_sending and choice not in self._unhandled)
+        if is_next and type(event) is TextDelta:
             try:
-                self._take_text(event)
+                self._write_text(choice, event)
             except Exception as error:  # raised in the task: other requests go on
-                self._is_waiting = False
-                self._inbox.put_nowait(error)
+                self._wake(error)
         else:
-            self._is_waiting = False
-            if type(event) is tuple:
-                self._unhandled.add(event[0])
-            self._inbox.put_nowait(event)
+            self._unhandled.add(choice)
+            self._wake((choice, event))
 
-    def _takes_text(self, choice: int) -> bool:
-        """Return whether text can be sent now, or the client still reads earlier text and nothing else came before."""
-        return (self._is_waiting and self._is_ready()) or (self._is_sending and choice not in self._unhandled)
+    def shut_down(self) -> None:
+        """End the answers with an error: the grace period is over."""
+        self._wake(_Signal.SHUTDOWN)
+
+    def _wake(self, item: _Item) -> None:
+        self._is_waiting = False
+        self._inbox.put_nowait(item)
 
     def _is_ready(self) -> bool:
         """Return whether text can be handled without the task: no data waits for a slow client."""
@@ -322,11 +495,11 @@ class HttpExchange:
             return True
         return self._has_sent_headers and self._direct is not None and self._direct.is_ready
 
-    def _take_text(self, event: AnswerEvent) -> None:
+    def _write_text(self, choice: int, delta: TextDelta) -> None:
         assert self._answers is not None
         assert self._writer is not None
-        parts = self._answers.take(event)
-        chunk = self._writer.feed(parts[0]) if len(parts) == 1 else b"".join(map(self._writer.feed, parts))
+        self._answers.notice(choice, delta)
+        chunk = self._writer.feed(choice, delta)
         if self._is_stream and chunk and self._is_sending:
             self._backlog.write(chunk)
         elif self._is_stream and chunk:
@@ -334,16 +507,16 @@ class HttpExchange:
             self._direct.write(chunk)
             self._sent_at = time.monotonic()
 
-    async def _next_events(self) -> list[AnswerEvent | _Signal | Exception]:
-        """Wait for one event; return all that have arrived by then."""
+    async def _next_items(self) -> list[_Item]:
+        """Wait for one item; return all that have arrived by then."""
         self._is_waiting = self._inbox.empty()
         try:
-            events = [await self._inbox.get()]
+            items = [await self._inbox.get()]
         finally:
             self._is_waiting = False
         while not self._inbox.empty():
-            events.append(self._inbox.get_nowait())
-        return events
+            items.append(self._inbox.get_nowait())
+        return items
 
     def _raise_on(self, signal: _Signal) -> None:
         match signal:
@@ -354,7 +527,7 @@ class HttpExchange:
             case _Signal.TIMEOUT:
                 raise AnswerTimeoutError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
 
-    async def _start_stream(self, writer: Writer) -> bytes:
+    async def _start_stream(self, writer: AnswerWriter) -> bytes:
         """Send the headers of a stream if they were not sent yet; return the first bytes of its body."""
         if self._has_sent_headers or not self._is_stream:
             return b""
@@ -363,11 +536,11 @@ class HttpExchange:
         await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._ignored]})
         return writer.begin()
 
-    async def _keep_alive(self, writer: Writer) -> bytes:
+    async def _keep_alive(self, writer: AnswerWriter) -> bytes:
         """Return bytes that show the client, and proxies in between, that the server still works on the answer."""
         if not self._has_sent_headers:
             return await self._start_stream(writer)
-        return sse.COMMENT if writer.media_type == sse.EVENT_STREAM else b""
+        return SSE_COMMENT if writer.media_type == EVENT_STREAM else b""
 
     async def _send_chunk(self, data: bytes, *, is_last: bool = False) -> None:
         """Send bytes of a stream, and the text that comes until they are sent."""
@@ -392,24 +565,25 @@ class HttpExchange:
         else:
             await send_error(self._send, error, self._api.error_body)
 
-    def _log_usage(self, part: ResponseStarted | ResponseFinished) -> None:
-        if isinstance(part, ResponseStarted):
-            self._log["prompt_tokens"], self._log["cached_tokens"] = part.prompt_tokens, part.cached_tokens
-            if self._answers is not None and self._answers.rewritten:
-                self._log["rewritten"] = self._answers.rewritten
-            self._log["difference"] = part.difference
-            if part.history is not None:
-                self._log["history"] = part.history._asdict()
-        else:
-            self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + part.stats.completion_tokens
-            self._log["reason"], self._log["decode_seconds"] = part.reason, part.stats.decode_seconds
-            self._log["ttft_seconds"] = round(part.stats.ttft_seconds, 4)
-            self._log["ttft_parts"] = {name: round(value, 4) for name, value in part.stats.ttft_parts.items()}
+    def _log_start(self, started: Started, rewritten: tuple[Rewriting, ...]) -> None:
+        self._log["prompt_tokens"], self._log["cached_tokens"] = started.prompt_tokens, started.reused_tokens
+        self._log["difference"] = started.difference
+        if rewritten:
+            self._log["rewritten"] = rewritten
+        if started.history is not None:
+            self._log["history"] = started.history._asdict()
+
+    def _log_end(self, finished: Finished, reason: str) -> None:
+        stats = finished.stats
+        self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + stats.completion_tokens
+        self._log["reason"], self._log["decode_seconds"] = reason, stats.decode_seconds
+        self._log["ttft_seconds"] = round(stats.ttft_seconds, 4)
+        self._log["ttft_parts"] = {name: round(value, 4) for name, value in stats.ttft_parts.items()}
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.put(_Signal.DISCONNECTED)
+        self._wake(_Signal.DISCONNECTED)
 
     async def _watch_clock(self) -> None:
         """Request keep-alives, enforce the time for an answer, and cancel the exchange if the client reads nothing."""
@@ -422,10 +596,10 @@ class HttpExchange:
                 self._log["reason"] = "left"
                 self._task.cancel()
             elif time.monotonic() >= deadline:
-                self.put(_Signal.TIMEOUT)
+                self._wake(_Signal.TIMEOUT)
                 deadline = math.inf
             elif not self._is_sending and idle_seconds >= KEEP_ALIVE_SECONDS:
-                self.put(_Signal.IDLE)
+                self._wake(_Signal.IDLE)
 
 
 def _current_task() -> asyncio.Task[Any]:

@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.server.http_errors import (
+from llmrun.server.http import (
+    App,
     BodyTooLargeError,
+    Headers,
     HeadersTooLargeError,
     HostRejectedError,
     InvalidKeyError,
     MalformedRequestError,
     NotJsonError,
     OriginRejectedError,
+    Receive,
+    Scope,
+    Send,
     UnknownEncodingError,
 )
 
@@ -41,12 +46,6 @@ _COMPRESSED = frozenset({b"gzip", b"x-gzip", b"deflate"})
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _UNDECLARED = frozenset({b"", b"application/x-www-form-urlencoded"})
 _VARY = (b"vary", b"origin")
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from llmrun.server.guard import MOST_HEADER_BYTES, App, Receive, Scope, Send
+from llmrun.server.guard import MOST_HEADER_BYTES
+from llmrun.server.http import App, Receive, Scope, Send
 
 RECEIVE_SECONDS = 30.0  # for a whole request, headers and body
 _KEEP_ALIVE_SECONDS = 75

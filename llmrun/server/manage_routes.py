@@ -22,10 +22,9 @@ from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.models.location import locate
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.store import Store, all_models
-from llmrun.server import sse
-from llmrun.server.http_errors import OriginRejectedError, model_not_found
-from llmrun.server.http_messages import read_json
-from llmrun.server.page.peer import is_forwarded, is_same_user
+from llmrun.server.answer import NDJSON, json_line
+from llmrun.server.http import OriginRejectedError, model_not_found, read_json
+from llmrun.server.page.requests import is_forwarded, is_same_user
 from llmrun.server.pool import Pool
 from llmrun.server.protocols import ollama
 from llmrun.server.protocols.fields import Fields
@@ -74,7 +73,7 @@ class ManageRoutes:
         fields = await self._fields(request)
         lines = PullJob(_name(fields, "model", "name"), self._settings).lines()
         if fields.flag("stream") is not False:
-            return StreamingResponse(as_ndjson(lines), media_type=sse.NDJSON)
+            return StreamingResponse(as_ndjson(lines), media_type=NDJSON)
         return JSONResponse([each async for each in lines][-1])
 
     async def _copy(self, request: Request) -> Response:
@@ -121,9 +120,9 @@ async def as_ndjson(lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes
     """Encode lines; an error is the last of them, since the status was sent before."""
     try:
         async for each in lines:
-            yield sse.line(each)
+            yield json_line(each)
     except LlmrunError as error:
-        yield sse.line(ollama.error_body(error, error.http_status))
+        yield json_line(ollama.error_body(error, error.http_status))
 
 
 class PullJob:

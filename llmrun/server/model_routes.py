@@ -1,18 +1,116 @@
-"""The routes that list models, in OpenAI's protocol, or in Anthropic's for its clients."""
+"""The models on this disk, and the routes that list and describe them: OpenAI's, Anthropic's and Ollama's."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.server.catalog import ModelCatalog
-from llmrun.server.http_errors import model_not_found
-from llmrun.server.pool import Pool
+from llmrun.config import Settings
+from llmrun.errors import LlmrunError
+from llmrun.gguf.header import Header
+from llmrun.gguf.pooling import makes_embeddings
+from llmrun.gguf.reader import read_header
+from llmrun.models.hashing import promised_sha256
+from llmrun.models.location import find_projector
+from llmrun.models.store.installed import LINK, Installed
+from llmrun.models.store.store import all_models
+from llmrun.server.http import model_not_found, read_json
+from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import models
-from llmrun.server.protocols.models import ListedModel
+from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.models import ListedModel, ModelDescription, RunningModel
+
+
+class ModelCatalog:
+    """Lists models; too slow for the event loop's thread.
+
+    Args:
+        files: served files outside the store, by their names.
+    """
+
+    def __init__(self, settings: Settings, files: Mapping[str, Path] = MappingProxyType({})) -> None:
+        self._settings, self._files = settings, files
+        self._headers: dict[Path, tuple[float, Header]] = {}  # and the time of the file
+
+    def created(self) -> dict[str, int]:
+        """Return names and Unix times of files."""
+        return {each.name: int(each.modified) for each in self._models()}
+
+    def described(self) -> list[ModelDescription]:
+        """Return the models whose headers are readable."""
+        found: list[ModelDescription] = []
+        for each in self._models():
+            try:
+                found.append(_describe(each, self._header(each)))
+            except (LlmrunError, OSError):
+                continue  # damaged, or just removed; a request for it gets the error
+        return found
+
+    def trained_contexts(self) -> dict[str, int]:
+        """Return the context window that each model was trained with, of those whose headers are readable."""
+        found: dict[str, int] = {}
+        for each in self._models():
+            with suppress(LlmrunError, OSError):
+                found[each.name] = self._header(each).n_ctx_train
+        return found
+
+    def find(self, name: str) -> tuple[ModelDescription, Header]:
+        """Return a model and its header.
+
+        Raises:
+            ModelNotFoundError: no model has this name.
+            BadModelError: its file is damaged.
+        """
+        name = name.removesuffix(":latest")
+        for each in self._models():
+            if each.name == name:
+                header = self._header(each)
+                return _describe(each, header), header
+        raise model_not_found(name, "/api/tags")
+
+    def _models(self) -> list[Installed]:
+        served = (_outside(name, path) for name, path in self._files.items() if path.is_file())
+        return [*served, *all_models(self._settings)]
+
+    def _header(self, installed: Installed) -> Header:
+        modified, header = self._headers.get(installed.path, (None, None))
+        if header is None or modified != installed.modified:
+            header = read_header(installed.path)
+            self._headers[installed.path] = installed.modified, header
+        return header
+
+
+def _outside(name: str, path: Path) -> Installed:
+    stat = path.stat()
+    return Installed(name, "", path.name, "", stat.st_size, "", path, LINK, stat.st_mtime)
+
+
+def _describe(installed: Installed, header: Header) -> ModelDescription:
+    return ModelDescription(
+        name=installed.name,
+        modified=installed.modified,
+        size=installed.size,
+        digest=_digest(installed),
+        architecture=header.architecture,
+        parameters=header.readable_parameters,
+        quantization=installed.quant or header.quant,
+    )
+
+
+def _digest(installed: Installed) -> str:
+    """Return the SHA-256 in the file's name in the store, otherwise a hash of path, size and time."""
+    identity = f"{installed.path} {installed.size} {installed.modified}"
+    return promised_sha256(installed, installed.path) or hashlib.sha256(identity.encode()).hexdigest()
+
 
 ANTHROPIC = "anthropic-version"
 """A header of all requests of Anthropic's clients."""
@@ -59,3 +157,65 @@ class ModelRoutes:
         model = self._pool.base_name(name)
         n_ctx = self._pool.n_ctx(model) or trained.get(model, 0)
         return ListedModel(name, created.get(model, 0), n_ctx, self._pool.alias_target(name))
+
+
+class OllamaRoutes:
+    """Ollama's /api, without /api/chat and /api/generate."""
+
+    def __init__(self, pool: Pool, catalog: ModelCatalog) -> None:
+        self._pool, self._catalog = pool, catalog
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/api/version", self._version, methods=["GET"]),
+            Route("/api/tags", self._tags, methods=["GET"]),
+            Route("/api/ps", self._running, methods=["GET"]),
+            Route("/api/show", self._show, methods=["POST"]),
+        ]
+
+    async def _version(self, request: Request) -> Response:
+        return JSONResponse(models.VERSION)
+
+    async def _tags(self, request: Request) -> Response:
+        described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
+        for alias, model in self._pool.aliases.items():
+            if alias not in described and (found := described.get(self._pool.base_name(model))) is not None:
+                described[alias] = found._replace(name=alias)
+        return JSONResponse(models.tags([*described.values()]))
+
+    async def _running(self, request: Request) -> Response:
+        described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
+        loaded = [pooled for pooled in self._pool.models if pooled.is_loaded]
+        return JSONResponse(models.running([_running(pooled, described.get(pooled.name)) for pooled in loaded]))
+
+    async def _show(self, request: Request) -> Response:
+        fields = Fields(await read_json(request.receive))
+        name = fields.text("model") or fields.needed_text("name")
+        described, header = await asyncio.to_thread(self._catalog.find, self._pool.base_name(name) or name)
+        template = header.chat_template or ""
+        thinks = "<think>" in template or "enable_thinking" in template
+        return JSONResponse(
+            models.show(
+                described,
+                n_ctx_train=header.n_ctx_train,
+                template=template,
+                thinks=thinks,
+                sees=find_projector(header.path) is not None,
+                embeds=makes_embeddings(header),
+            )
+        )
+
+
+def _running(pooled: PooledModel, described: ModelDescription | None) -> RunningModel:
+    """Describe a loaded model; a file outside the store has a short description."""
+    assert pooled.model is not None
+    assert pooled.loaded is not None
+    plan = pooled.model.plan
+    unknown = ModelDescription(
+        pooled.name, 0.0, pooled.model.header.weight_bytes, "", pooled.model.header.architecture, "", ""
+    )
+    remaining = None if pooled.expiry is None else pooled.expiry.when() - asyncio.get_running_loop().time()
+    expires = None if remaining is None or pooled.users else time.time() + remaining
+    size = plan.ram_bytes + plan.vram_bytes
+    return RunningModel(described or unknown, expires, size, plan.vram_bytes, pooled.loaded.n_ctx)

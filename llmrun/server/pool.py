@@ -24,14 +24,60 @@ from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.in_use import using
 from llmrun.planning.plan import LoadPreferences
+from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus, MeasureSteps
 from llmrun.runner.launch import EngineHandle
-from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.connection import EngineConnection
-from llmrun.server.http_errors import CrashingPromptError, model_not_found
+from llmrun.server.http import CrashingPromptError, model_not_found
+
+
+class ServedAdapters(NamedTuple):
+    """The adapters of one model."""
+
+    model: str = ""  # name on the command line
+    adapters: tuple[Adapter, ...] = ()  # in the order of their ids
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the model with one adapter each."""
+        return [f"{self.model}:{adapter.name}" for adapter in self.adapters]
+
+    def base(self, name: str) -> str:
+        """Return the model of a name, without its adapter."""
+        return self.model if name in self.names else name
+
+    def apply(self, name: str, request: AnswerRequest) -> AnswerRequest:
+        """Return a request with the adapter in its model's name, at its own scale, or 1 if that is 0.
+
+        Raises:
+            UsageError: the request has `lora` as well.
+        """
+        if name not in self.names:
+            return request
+        if request.adapters is not None:
+            raise UsageError("lora and an adapter in the model's name can't be used together", hint="give one of them")
+        number = self.names.index(name)
+        return replace(request, adapters=(AdapterScale(number, self.adapters[number].scale or 1.0),))
+
+    def refuse(self, name: str) -> None:
+        """Raise UsageError if a request for vectors names an adapter."""
+        if name in self.names:
+            why = "vectors are computed with the adapters that the server was started with"
+            raise UsageError(f"{name} can't compute vectors", why=why, hint=f"use {self.model}")
+
+    @property
+    def described(self) -> list[dict[str, Any]]:
+        """The response of llama-server's GET /lora-adapters."""
+        return [
+            {"id": number, "path": adapter.name, "scale": adapter.scale} for number, adapter in enumerate(self.adapters)
+        ]
+
+
+NO_ADAPTERS = ServedAdapters()
+
 
 MOST_CRASHES = 2
 """A prompt that was in so many crashed engines is rejected."""

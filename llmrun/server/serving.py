@@ -25,18 +25,17 @@ from llmrun.planning.speculation import AUTO
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.questions import EngineStatus
 from llmrun.runner.launch import EngineHandle
-from llmrun.server.adapters import NO_ADAPTERS, ServedAdapters
 from llmrun.server.app import AccessRecord, HttpApp
-from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import ServerState, Traffic
 from llmrun.server.guard import Policy
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ModelMetrics, ServerMetrics
+from llmrun.server.model_routes import ModelCatalog
 from llmrun.server.page.insights import ExplainPage
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
-from llmrun.server.pool import NO_DEFAULTS, Pool, PooledModel, RequestDefaults
+from llmrun.server.pool import NO_ADAPTERS, NO_DEFAULTS, Pool, PooledModel, RequestDefaults, ServedAdapters
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.registry import ServedDrafts
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import answers
 
 from llmrun.batch.answers import result_of
 from llmrun.batch.results import ResultFile, WrittenRow
 from llmrun.batch.rows import Row
 from llmrun.errors import DiskFullError, UsageError
 from llmrun.protocol.messages import Stats
-from llmrun.server.answer_parts import AnswerText, ResponseFinished, ResponseStarted
 
 RESULT = {"answer": "ja, ü", "error": None}
 
@@ -76,9 +76,9 @@ def test_a_first_line_that_was_cut_anywhere_is_known_as_ours(
     tmp_path: Path, row: Row, error: UsageError | None
 ) -> None:
     path = tmp_path / "out.jsonl"
-    parts = (ResponseStarted(0, 1, 0), AnswerText(0, "Hello"), ResponseFinished(0, "stop", Stats(1)))
+    parts = (answers.started(1, 0), answers.text("Hello"), answers.finished("stop", Stats(1)))
     with ResultFile(path) as results:
-        results.add(12, "k", result_of(row, () if error else parts, error, "k"))
+        results.add(12, "k", result_of(row, answers.accumulated(() if error else parts), error, "k"))
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole[:length])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.answers import accumulated
 
 from llmrun.batch.answers import result_of
 from llmrun.batch.ledger import BatchProgress, Ledger
@@ -22,7 +23,6 @@ from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats
 from llmrun.protocol.params import SamplingParams
 from llmrun.runner.client import EngineClient
 from llmrun.runner.requests import Put
-from llmrun.server.answer_parts import AnswerReader
 
 PARALLEL = 4
 
@@ -189,10 +189,8 @@ def test_a_row_of_openais_has_its_log_probabilities() -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True}
     row = Row(1, {"custom_id": "a", "url": "/v1/chat/completions", "body": body})
     logprob = TokenLogprob("Hi", (72, 105), -0.5, ())
-    reader = AnswerReader(0)
     events = (Started(1, 3, 0, 0), TextDelta(1, "Hi", 1, (logprob,)), Finished(1, "stop", Stats(3)))
-    parts = [part for event in events for part in reader.read(event)]
-    (choice,) = result_of(row, parts, None, "k")["response"]["body"]["choices"]
+    (choice,) = result_of(row, accumulated(events), None, "k")["response"]["body"]["choices"]
     assert choice["message"]["content"] == "Hi"
     assert choice["logprobs"]["content"][0]["logprob"] == -0.5
 

@@ -13,11 +13,11 @@ import pytest
 from support.call_syntaxes import SYNTAXES
 from support.tool_templates import TOOL_TEMPLATES
 
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import AnswerRequest, Finished, Generate, Message, Started, TextDelta, Tool, ToolCall
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Finished, Generate, Message, Started, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.runner.client import EngineClient
-from llmrun.server.answer_parts import AnswerReader, CallArguments, CallStarted, Part
 
 PLACE: dict[str, Any] = {
     "type": "object",
@@ -54,24 +54,24 @@ def engine(model_path: Path) -> Iterator[EngineClient]:
         engine.close()
 
 
-def answer(engine: EngineClient, asked: AnswerRequest, request: int) -> tuple[Started, list[Part], Finished]:
+def answer(engine: EngineClient, asked: AnswerRequest, request: int) -> tuple[Started, list[AnswerPart], Finished]:
     """How it began, the parts of its text, how it ended."""
     started, *events = engine.submit(Generate(request, asked))
     assert isinstance(started, Started)
-    reader = AnswerReader(0)
-    parts = [part for event in events if isinstance(event, TextDelta) for part in reader.read(event)]
+    received = ResponseAccumulator()
+    parts = [part for event in events for part in received.take(event)]
     assert isinstance(events[-1], Finished)
     return started, parts, events[-1]
 
 
-def check_calls(parts: list[Part], schemas: dict[str, Any] = SCHEMAS) -> list[ToolCall]:
+def check_calls(parts: list[AnswerPart], schemas: dict[str, Any] = SCHEMAS) -> list[ToolCall]:
     """The calls, each by its schema; there is nothing else."""
     calls: list[ToolCall] = []
     for part in parts:
-        if isinstance(part, CallStarted):
-            calls.append(ToolCall(part.id, part.name, ""))
-        else:
-            assert isinstance(part, CallArguments)
+        if part.kind == "call":
+            calls.append(ToolCall(part.call_id, part.text, ""))
+        elif part.kind != "call_end":
+            assert part.kind == "arguments"
             calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + part.text)
     for call in calls:
         jsonschema.validate(json.loads(call.arguments), schemas[call.name])

@@ -63,8 +63,8 @@ def test_a_command_that_ends_with_its_answer_measures_in_it(tmp_path: Path) -> N
     assert policy.speculation(probes=True) == Speculation(15, probes=True)
     assert drafting(tmp_path, replace(LOAD, n_seq_max=2)).speculation(probes=True) is None
     assert drafting(tmp_path, most=OFF).speculation(probes=True) is None
-    finished = Finished(1, "stop", Stats())
-    assert list(policy.noticing(iter([StepsMeasured(1, TIMES), finished]))) == [finished]
+    policy.follow(StepsMeasured(1, TIMES))
+    policy.follow(Finished(1, "stop", Stats()))
     assert drafting(tmp_path).speculation(probes=True) == Speculation(15, TIMES)
 
 
@@ -219,8 +219,7 @@ def answers(policy: DraftPolicy, seconds: float, count: int, steps: int = 40) ->
     """So many answers of steps that took so long."""
     stats = Stats(completion_tokens=steps, decode_steps=steps, decode_seconds=steps * seconds)
     for _ in range(count):
-        finished = Finished(1, "stop", stats)
-        assert list(policy.noticing(iter([finished]))) == [finished]
+        policy.follow(Finished(1, "stop", stats))
 
 
 def test_times_are_measured_again_where_three_answers_in_turn_took_longer(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def parts(pieces: list[str], *, inside: bool = False) -> tuple[str, str]:
 )
 def test_split_at_any_place(text: str, inside: bool, thoughts: str, answer: str) -> None:
     received = split(Started(1, 9, 0, 5, thinking=inside, thinking_tags=TAGS), text)
-    assert (received.reasoning, received.text) == (thoughts.strip(), answer)
+    assert (received.reasoning, received.text) == (thoughts, answer)
     for index in range(len(text) + 1):
         assert parts([text[:index], text[index:]], inside=inside) == (thoughts, answer)
     assert parts(list(text), inside=inside) == (thoughts, answer)

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 
 import pytest
 from support import remote_server
+from support.answers import accumulated
 from support.certificates import server_context
 from support.remote_server import CHAT, KEY, MODEL, STREAM, TEXT, WAYS, Endless, FarServer, chunk, listed, told
 
@@ -19,14 +20,6 @@ from llmrun.protocol.params import Limits
 from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.server import ServedModel, Server
 from llmrun.remote.transport import models
-from llmrun.server.answer_parts import (
-    AnswerReader,
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    ReasoningText,
-    ResponseFinished,
-)
 
 PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
 IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)
@@ -206,11 +199,6 @@ def test_pieces_are_counted_where_the_server_counts_nothing(server: FarServer, c
     assert client.has_usage is False
 
 
-def parts(events: list[Event]) -> list[object]:
-    reader = AnswerReader(0)
-    return [part for event in events for part in reader.read(event)]
-
-
 def test_who_counts_is_known_when_an_answer_ends(server: FarServer, client: RemoteClient) -> None:
     server.behave("stays when it is done")
     known = [client.has_usage for event in submit(client, Generate(1, HI)) if isinstance(event, Finished)]
@@ -220,22 +208,16 @@ def test_who_counts_is_known_when_an_answer_ends(server: FarServer, client: Remo
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_thoughts_are_thoughts(server: FarServer, client: RemoteClient, field: str) -> None:
     server.replies = [told(chunk(**{field: "Hm"}), chunk(**{field: "m."}), chunk("Yes."))]
-    found = parts(ask(client))
-    assert "".join(part.text for part in found if isinstance(part, ReasoningText)) == "Hmm."
-    assert "".join(part.text for part in found if isinstance(part, AnswerText)) == "Yes."
+    received = accumulated(ask(client))
+    assert (received.reasoning, received.text) == ("Hmm.", "Yes.")
 
 
 def test_calls_are_calls(server: FarServer, client: RemoteClient) -> None:
     server.replies = [remote_server.CALLS]
     tools = (Tool("add"), Tool("now"))
-    found = parts(ask(client, replace(HI, tools=tools)))
-    assert [part.name for part in found if isinstance(part, CallStarted)] == ["add", "now"]
-    arguments = ["", ""]
-    for part in found:
-        if isinstance(part, CallArguments):
-            arguments[part.call] += part.text
-    assert arguments == ['{"a": 1, "b": 2}', "{}"]
-    assert [part.reason for part in found if isinstance(part, ResponseFinished)] == ["tool_calls"]
+    received = accumulated(ask(client, replace(HI, tools=tools)))
+    assert [(call.name, call.arguments) for call in received.calls] == [("add", '{"a": 1, "b": 2}'), ("now", "{}")]
+    assert received.reason == "tool_calls"
 
 
 def test_a_call_that_is_none_is_an_error(server: FarServer, client: RemoteClient) -> None:

@@ -18,7 +18,7 @@ from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 from llmrun.server import exchange
 from llmrun.server.guard import Policy
 from llmrun.server.protocols.fields import MOST_OBJECTS, Fields
-from llmrun.server.sockets import allow_many_connections
+from llmrun.server.registry import allow_many_connections
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 KEY = "a key of the test"

@@ -20,7 +20,7 @@ from llmrun.models.location import ModelLocation, locate
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.messages import Stats
 from llmrun.runner.launch import EngineHandle
-from llmrun.server.http_errors import CrashingPromptError
+from llmrun.server.http import CrashingPromptError
 from llmrun.server.pool import CrashTracker, Pool
 
 pytestmark = pytest.mark.usefixtures("package_on_path")

@@ -24,7 +24,7 @@ from llmrun.server import exchange
 from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Policy
 from llmrun.server.listener import ChunkWriter
-from llmrun.server.protocols.ollama_models import VERSION
+from llmrun.server.protocols.models import VERSION
 from llmrun.server.registry import ServedDrafts
 from llmrun.server.serving import run_in_event_loop, served_files
 

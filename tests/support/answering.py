@@ -116,7 +116,7 @@ class Answering:
         assert response.started is not None
         assert response.finished is not None
         started, stats = response.started, response.finished.stats
-        message = Message("assistant", response.text, response.calls, reasoning=response.reasoning)
+        message = Message("assistant", response.text, response.calls, reasoning=response.reasoning.strip())
         completion = sequence.tokens[sequence.n_prompt :]
         computed = stats.prompt_tokens - stats.reused_tokens
         return Answered(message, prepared.tokens, completion, computed, response.finished.reason, started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from llmrun.protocol.answer import AnswerSplitter, ResponseAccumulator
-from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, Stats, TextDelta, Tool
+from llmrun.protocol.messages import AnswerPart, Event, Finished, Started, Stats, TextDelta, TokenLogprob, Tool
 from llmrun.protocol.toolcalls import HERMES, CallSyntax
 
 STATS = Stats(
@@ -65,3 +65,32 @@ def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
         else:
             found.append(part)
     return found
+
+
+# ---- single events of request 1
+
+
+def started(prompt_tokens: int, reused_tokens: int) -> Started:
+    return Started(1, prompt_tokens, reused_tokens, 0)
+
+
+def text(said: str, logprobs: tuple[TokenLogprob, ...] = ()) -> TextDelta:
+    return TextDelta(1, said, 1, logprobs)
+
+
+def reasoning(said: str, tokens: int = 1) -> TextDelta:
+    return TextDelta(1, said, tokens, parts=(AnswerPart("reasoning", said),))
+
+
+def call(call_id: str, name: str) -> TextDelta:
+    """The beginning of a call."""
+    return TextDelta(1, name, 1, parts=(AnswerPart("call", name, call_id),))
+
+
+def arguments(json: str, *, ends: bool = False) -> TextDelta:
+    """A piece of a call's arguments, the last one if the call ends with it."""
+    return TextDelta(1, json, 1, parts=(AnswerPart("arguments", json), *((AnswerPart("call_end"),) if ends else ())))
+
+
+def finished(reason: str, stats: Stats | None = None, stop: str = "") -> Finished:
+    return Finished(1, reason, stats or Stats(), stop)

@@ -6,7 +6,7 @@ Owns these values, their JSON form, and the selection of turns for the context w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from llmrun.chat.attachments import Attachments
@@ -15,6 +15,7 @@ from llmrun.chat.passages import Passage, passages_block
 from llmrun.chat.truncation import summary_turn
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
@@ -25,6 +26,9 @@ _PLAIN_DEFAULTS = as_dict(SamplingParams())
 
 INTERRUPTED = "interrupted"
 """Reason of an answer whose engine or command died: the partial answer is saved."""
+
+MAX_ROUNDS = 20
+"""Maximum number of rounds of tool calls in one turn."""
 
 SUMMARY = 0
 """Stands for a summary instead of a question's id."""
@@ -116,6 +120,38 @@ def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
         yield Message("assistant", content, calls, reasoning=reasoning)
         for call, result in zip(calls, results, strict=True):
             yield Message("tool", result, tool_call_id=call.id, name=call.name)
+
+
+@dataclass(slots=True)
+class OpenAnswer:
+    """An answer that is being received, in several rounds if the model calls tools."""
+
+    rounds: list[CallRound] = field(default_factory=list)  # with results
+    text: str = ""  # of the last round
+    calls: tuple[ToolCall, ...] = ()  # that the last round ended with: next is go_on(), or the answer is left so
+    _reasoning: list[str] = field(default_factory=list)  # of each round
+
+    def end_round(self, received: ResponseAccumulator, begins: str = "") -> None:
+        """Add what was received of a round; `begins` is text that it was given to begin with."""
+        self.text, self.calls = begins + received.text, received.calls
+        self._reasoning.append(received.reasoning.strip())
+
+    def go_on(self, results: Iterable[str]) -> None:
+        """Add the results of the calls; the model continues in the next round."""
+        self.rounds.append(CallRound(self.text, self.calls, tuple(results), self._reasoning[-1]))
+        self.text, self.calls = "", ()
+
+    def to_save(self, reason: str, *, has_text: bool, **facts: Any) -> Answer | None:
+        """Return the answer; None if nothing was received before it was stopped or failed.
+
+        Args:
+            has_text: something of the last round is worth it.
+            facts: other fields of Answer.
+        """
+        if not (has_text or self.rounds) and reason in ("cancelled", INTERRUPTED):
+            return None
+        reasoning = join_reasoning(self._reasoning)
+        return Answer(self.text, reasoning, reason, rounds=tuple(self.rounds), **facts)
 
 
 @dataclass(frozen=True, slots=True)

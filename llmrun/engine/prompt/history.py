@@ -224,8 +224,8 @@ class OpenTurn:
             conversation.digest_with(answer),
             parent,
             array("i", tokens[parent.n_tokens if parent is not None else 0 : -1]),
-            (*self._reasonings, response.reasoning),
-            reasons=self.reasons or bool(response.reasoning),
+            (*self._reasonings, response.reasoning.strip()),
+            reasons=self.reasons or bool(response.reasoning.strip()),
             keeps=self.keeps,
             private=conversation.private,
         )

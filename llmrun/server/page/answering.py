@@ -6,45 +6,130 @@ Owns the order of a turn; must not know how chats are saved or tools run.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.errors import ContextOverflowError
+from llmrun.chat.store.turns import INTERRUPTED, MAX_ROUNDS, Answer, OpenAnswer, round_messages
+from llmrun.chat.truncation import (
+    SUMMARY_TOKENS,
+    DoesNotFit,
+    MessageSize,
+    Policy,
+    Window,
+    condense,
+    fit,
+    summary_turn,
+    turns_of,
+)
+from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, ToolCall
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS
-from llmrun.server import sse
-from llmrun.server.answer_parts import CompletionRequest
+from llmrun.server.answer import SSE_COMMENT, AnswerWriter, CompletionRequest, sse_event
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
-from llmrun.server.guard import App, Receive, Scope, Send
-from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.http import App, Receive, RouteNotFoundError, Scope, Send
 from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.page.running import RunningAnswer
 from llmrun.server.page.tools import PageTools
-from llmrun.server.page.writer import PageWriter
 from llmrun.server.pool import PooledModel
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import error_body
-from llmrun.server.protocols.sampling import read_limits, read_sampling
+from llmrun.server.protocols.options import read_limits, read_sampling
 
-_SUMMARY_TOKENS = 256  # of a summary, as in a terminal
+_PACE_SECONDS = 0.1
 
-if TYPE_CHECKING:
-    from llmrun.chat.store.turns import Answer, CallRound
-    from llmrun.chat.truncation import Policy
 
-_ANSWER_ROOM = 512  # tokens left for an answer without a limit, as in a terminal
-_MAX_ROUNDS = 20  # of tool calls in one turn, as in a terminal
+class PageWriter(AnswerWriter):
+    """Writes the events of one answer, and accumulates it.
+
+    Text within _PACE_SECONDS of the last text sent is held until the next part: the page draws no more often, and each
+    chunk wakes three processes of a browser, which shares the processor with the engine.
+
+    Args:
+        begins: text that the answer was given to begin with.
+
+    Attributes:
+        answer: as far as it was received.
+        failed: the stream ended with an error.
+        notes: lines about images that are left out.
+    """
+
+    def __init__(self, begins: str = "") -> None:
+        super().__init__()
+        (self.answer,) = self.answers
+        self.failed = False
+        self.notes: list[str] = []
+        self._begins = begins
+        self._waiting = bytearray()
+        self._due = 0.0  # when text is sent again
+        self._began = time.monotonic()
+        self._first = self._last = 0.0  # times of text
+        self._n_pieces = 0  # of text, each a token as a rule
+
+    @property
+    def text(self) -> str:
+        """The answer without its reasoning."""
+        return self._begins + self.answer.text
+
+    @property
+    def stats(self) -> Stats:
+        """The figures as far as they are known of an answer without an end."""
+        started = self.answer.started
+        prompt, cached = (started.prompt_tokens, started.reused_tokens) if started is not None else (0, 0)
+        return Stats(
+            prompt_tokens=prompt,
+            reused_tokens=cached,
+            completion_tokens=self._n_pieces,
+            decode_seconds=self._last - self._first,
+            ttft_seconds=self._first - self._began if self._n_pieces else 0.0,
+            context_used=prompt + self._n_pieces,
+        )
+
+    def begin(self) -> bytes:
+        return b"".join(sse_event({"text": note}, "note") for note in self.notes)
+
+    def started(self, choice: int) -> bytes:
+        started = self.answer.started
+        assert started is not None
+        return sse_event({"prompt_tokens": started.prompt_tokens, "cached_tokens": started.reused_tokens}, "started")
+
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        if part.kind not in ("text", "reasoning"):
+            return b""  # calls are sent when they are whole, see _rounds()
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+        self._n_pieces += len(part.logprobs) or 1
+        tokens = {"tokens": logprob_entries(part.logprobs)} if part.logprobs else {}
+        self._waiting += sse_event({"text": part.text, **tokens}, part.kind)
+        if self._last < self._due:
+            return b""
+        self._due = self._last + _PACE_SECONDS
+        return self.end()
+
+    def finished(self, choice: int) -> bytes:
+        return self.end() + sse_event({"reason": self.answer.reason, **asdict(self.answer.stats)}, "finished")
+
+    def end(self) -> bytes:
+        waiting, self._waiting = bytes(self._waiting), bytearray()
+        return waiting
+
+    def error(self, error: LlmrunError) -> bytes:
+        self.failed = True
+        return self.end() + sse_event(error_body(error, error.http_status)["error"], "failed")
+
+    def whole(self) -> dict[str, Any]:
+        return {"text": self.text}
 
 
 class PageAnswers:
@@ -156,16 +241,13 @@ class PageAnswers:
         Raises:
             ContextOverflowError: the question alone does not fit.
         """
-        from llmrun.chat.truncation import DoesNotFit, MessageSize, Window, condense, fit, summary_turn, turns_of
-
         request = asked.request
         engine = await self._state.pool.ready(pooled)
         assert pooled.loaded is not None
         counted = await engine.do(COUNT_TOKENS, replace(request, messages=messages))
         n_ctx = pooled.loaded.n_ctx
-        reserve = min(request.limits.max_tokens or _ANSWER_ROOM, n_ctx // 4)
-        overhead, summary = max(counted.total - sum(counted.each), 0), min(_SUMMARY_TOKENS + 32, n_ctx // 4)
-        window = Window(n_ctx, reserve=reserve, overhead=overhead, summary=summary)
+        overhead = max(counted.total - sum(counted.each), 0)
+        window = Window.of(n_ctx, request.limits.max_tokens, overhead=overhead)
         sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
         found = fit(sizes, window, policy)
         if isinstance(found, DoesNotFit):
@@ -193,7 +275,7 @@ class PageAnswers:
         """Let the model condense turns."""
         messages = next(steps)
         while True:
-            limits = Limits(_SUMMARY_TOKENS)
+            limits = Limits(SUMMARY_TOKENS)
             request = AnswerRequest(
                 tuple(messages), sampling=sampling, limits=limits, thinking=False, stops_repeats=True
             )
@@ -206,10 +288,8 @@ class PageAnswers:
         self, turn: _Turn, messages: tuple[Message, ...], scope: Scope, receive: Receive, stream: _OneStream
     ) -> None:
         """Let the model answer, run the tools that it calls, and let it go on, until it calls none."""
-        from llmrun.chat.store.turns import CallRound, round_messages
-
         while True:
-            said = (*messages, *round_messages(turn.rounds))
+            said = (*messages, *round_messages(turn.received.rounds))
             request = turn.asked._replace(request=replace(turn.asked.request, messages=said, begins=turn.begins))
             api = CompletionApi(
                 lambda body, request=request: request,  # type: ignore[misc]
@@ -217,67 +297,56 @@ class PageAnswers:
                 error_body,
                 "ui-",
             )
-            await HttpExchange(api, self._state, scope, _with_empty_body(receive), stream.send).run()
-            calls = turn.calls
-            if not calls or len(turn.rounds) >= _MAX_ROUNDS:
+            try:
+                await HttpExchange(api, self._state, scope, _with_empty_body(receive), stream.send).run()
+            finally:
+                turn.received.end_round(turn.writer.answer, turn.begins)
+            calls = turn.received.calls
+            if not calls or len(turn.received.rounds) >= MAX_ROUNDS:
                 break
             shown = [{**call._asdict(), "asks": self._tools.asks(call)} for call in calls]
-            await stream.add(sse.event({"text": turn.writer.text, "calls": shown}, "calls"))
+            await stream.add(sse_event({"text": turn.writer.text, "calls": shown}, "calls"))
             results = await _unless_disconnected(self._results(calls, stream), receive, stream)
             if results is None:
                 return
-            turn.go_on(CallRound(turn.writer.text, calls, tuple(results)))
+            turn.go_on(results)
         await stream.close()
 
     async def _results(self, calls: tuple[ToolCall, ...], stream: _OneStream) -> list[str]:
         results = []
         for call in calls:
             results.append(await self._tools.result(call))
-            await stream.add(sse.event({"id": call.id, "text": results[-1]}, "result"))
+            await stream.add(sse_event({"id": call.id, "text": results[-1]}, "result"))
         return results
 
 
 class _Turn:
-    """The received part of an answer: finished rounds with calls, and the running round."""
+    """An answer on the page: what was received of it, and the writer of the running round."""
 
     def __init__(self, asked: CompletionRequest) -> None:
         self.asked, self.begins = asked, asked.request.begins
         self.writer = PageWriter(self.begins)
-        self.rounds: list[CallRound] = []
-        self._reasoning: list[str] = []
+        self.received = OpenAnswer()
 
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that the last round ended with."""
-        finished = self.writer.answer.finished
-        return tuple(self.writer.answer.calls) if finished is not None and finished.reason == "tool_calls" else ()
-
-    def go_on(self, done: CallRound) -> None:
-        """Begin the next round."""
-        self.rounds.append(done)
-        self._reasoning.append(self.writer.answer.reasoning.strip())
+    def go_on(self, results: Iterable[str]) -> None:
+        """Begin the next round, with the results of the calls."""
+        self.received.go_on(results)
         self.writer, self.begins = PageWriter(), ""
 
     def answer(self, pooled: PooledModel, sampling: Mapping[str, Any]) -> Answer | None:
         """Return what to save; None if nothing was received before it was stopped or failed."""
-        from llmrun.chat.store.turns import INTERRUPTED, Answer
-
-        received = self.writer.answer
-        if (received.started is None and not self.rounds) or pooled.model is None:
+        last = self.writer.answer
+        if (last.started is None and not self.received.rounds) or pooled.model is None:
             return None
-        reason = received.finished.reason if received.finished else INTERRUPTED if self.writer.failed else "cancelled"
-        if not (received.text or received.reasoning or self.rounds) and reason in ("cancelled", INTERRUPTED):
-            return None
+        reason = last.reason or (INTERRUPTED if self.writer.failed else "cancelled")
         n_ctx = pooled.loaded.n_ctx if pooled.loaded is not None else 0
-        return Answer(
-            self.writer.text,
-            "\n\n".join(filter(None, [*self._reasoning, received.reasoning.strip()])),
+        return self.received.to_save(
             {"stop_string": "stop", "tool_calls": "cancelled"}.get(reason, reason),  # calls without results
-            pooled.model.used,
-            pooled.model.sampling(sampling)[0],
-            self.asked.request.limits,
-            received.finished.stats if received.finished else replace(self.writer.stats, n_ctx=n_ctx),
-            rounds=tuple(self.rounds),
+            has_text=last.has_text,
+            model=pooled.model.used,
+            sampling=pooled.model.sampling(sampling)[0],
+            limits=self.asked.request.limits,
+            stats=last.finished.stats if last.finished else replace(self.writer.stats, n_ctx=n_ctx),
             adapters=pooled.model.adapters,
         )
 
@@ -301,7 +370,7 @@ class _OneStream:
                 self._has_started, self._is_stream = True, message["status"] == 200
                 await self._send(message)
         elif self._is_error:  # before the first event of a later exchange
-            await self.add(sse.event(load_json(message["body"])["error"], "failed"))
+            await self.add(sse_event(load_json(message["body"])["error"], "failed"))
         else:
             await self._send({**message, "more_body": self._is_stream or message.get("more_body", False)})
 
@@ -325,7 +394,7 @@ async def _unless_disconnected(work: Any, receive: Receive, stream: _OneStream) 
             )
             if done:
                 return await working if working in done else None
-            await stream.add(sse.COMMENT)
+            await stream.add(SSE_COMMENT)
     finally:
         for each in (working, leaving):
             each.cancel()

@@ -20,7 +20,7 @@ from llmrun.models.store.store import all_models
 from llmrun.planning.catalogue import Estimates
 from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.speed import remembered
-from llmrun.server import sse
+from llmrun.server.answer import NDJSON
 from llmrun.server.manage_routes import PullJob, as_ndjson
 from llmrun.server.page.requests import own, read_fields
 
@@ -45,7 +45,7 @@ class PageCatalogue:
         name = (await read_fields(request)).needed_text("model")
         if name not in load_catalogue().entries:
             raise UsageError(f"there is no model {name[:80]!r} in the list", hint="llmrun pull takes others")
-        return StreamingResponse(as_ndjson(PullJob(name, load_settings()).lines()), media_type=sse.NDJSON)
+        return StreamingResponse(as_ndjson(PullJob(name, load_settings()).lines()), media_type=NDJSON)
 
 
 def _entries() -> list[dict[str, Any]]:

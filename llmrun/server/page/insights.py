@@ -33,10 +33,10 @@ from llmrun.protocol.questions import (
     Choice,
     ExplainChoices,
 )
-from llmrun.server import sse
+from llmrun.server.answer import NDJSON
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.http import RouteNotFoundError
 from llmrun.server.manage_routes import as_ndjson
 from llmrun.server.page.chats import PageChats, Said, with_images
 from llmrun.server.page.requests import needed_id, own, read_fields
@@ -102,7 +102,7 @@ class PageInsights:
             remember=MOST_TOKENS,
         )
         lines = self._explaining(again, said, answer, fields.text("model") or "")
-        return StreamingResponse(as_ndjson(lines), media_type=sse.NDJSON)
+        return StreamingResponse(as_ndjson(lines), media_type=NDJSON)
 
     async def _explaining(
         self, again: AnswerRequest, said: Said, answer: Answer, name: str

@@ -18,13 +18,12 @@ from starlette.routing import Route
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.params import PARAMETERS
-from llmrun.server.catalog import ModelCatalog
 from llmrun.server.exchange import ServerState
-from llmrun.server.http_errors import RouteNotFoundError
+from llmrun.server.http import RouteNotFoundError
+from llmrun.server.model_routes import ModelCatalog
 from llmrun.server.page.answering import PageAnswers
-from llmrun.server.page.attached import read_upload, read_uploads
 from llmrun.server.page.catalogue import PageCatalogue
-from llmrun.server.page.chats import PageChats
+from llmrun.server.page.chats import PageChats, read_upload, read_uploads
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id

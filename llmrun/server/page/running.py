@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from llmrun.server.guard import App, Receive, Scope, Send
+from llmrun.server.http import App, Receive, Scope, Send
 
 GRACE_SECONDS = 20.0
 """An answer that no window shows for that long is stopped: a closed page must not keep the machine busy."""

@@ -1,6 +1,6 @@
 """Anthropic's protocol: /v1/messages and /v1/messages/count_tokens, as Claude Code uses it.
 
-Pure; see llmrun.server.answer_parts.
+Pure; see llmrun.server.answer.
 """
 
 from __future__ import annotations
@@ -10,33 +10,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Stats
+from llmrun.protocol.answer import ResponseAccumulator
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Image, Message
 from llmrun.protocol.params import MOST_TOKENS, Limits
-from llmrun.server.answer_parts import (
-    AccumulatedAnswer,
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    CompletionRequest,
-    Envelope,
-    Part,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-)
-from llmrun.server.protocols.documents import anthropic_document
+from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
+from llmrun.server.protocols.attachments import anthropic_document, image_from_base64, refuse_media
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_base64, refuse_media
-from llmrun.server.protocols.reasoning import compacted, prefilled, read_effort, read_reasoning, signature
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.options import (
+    compacted,
+    prefilled,
     read_drafts,
+    read_effort,
     read_grammar_fields,
     read_keep_seconds,
+    read_reasoning,
     read_sampling,
     read_stop,
+    signature,
 )
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
-from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
 
 # The first line of Claude Code's system prompt: it differs in every request, so that no prefix could be shared.
 _BILLING = re.compile(r"^x-anthropic-billing-header:[^\n]*\n*", re.MULTILINE)
@@ -251,14 +243,12 @@ def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message, "code": error.code}}
 
 
-class MessageWriter:
+class MessageWriter(AnswerWriter):
     """Writes a message, whose content is a sequence of blocks of reasoning, text and calls."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
-        self._envelope = envelope
-        self._answer = AccumulatedAnswer()
+        super().__init__()
+        self._envelope, self._answer = envelope, self.answers[0]
         self._n_blocks = 0
         self._open = ""  # type of the open block
         self._delta = TextEvent(f'"{PLACE}"'.encode())  # of that block
@@ -267,28 +257,29 @@ class MessageWriter:
         """Return a ping: message_start needs the number of prompt tokens, which is not known yet."""
         return _event("ping")
 
-    def feed(self, part: Part) -> bytes:
-        self._answer.add(part)
-        match part:
-            case ResponseStarted():
-                return _event("message_start", message=self._message([], _usage(part, Stats())))
-            case ReasoningText():
+    def started(self, choice: int) -> bytes:
+        return _event("message_start", message=self._message([]))
+
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        match part.kind:
+            case "reasoning":
                 return self._block("thinking", {"thinking": "", "signature": ""}) + self._delta.with_text(part.text)
-            case AnswerText():
+            case "text":
                 return self._block("text", {"text": ""}) + self._delta.with_text(part.text)
-            case CallStarted():
-                return self._close() + self._block("tool_use", {"id": part.id, "name": part.name, "input": {}})
-            case CallArguments():
+            case "call":
+                return self._close() + self._block("tool_use", {"id": part.call_id, "name": part.text, "input": {}})
+            case "arguments":
                 return self._delta.with_text(part.text)
-            case ResponseFinished():
-                return self._close()
+        return b""
+
+    def finished(self, choice: int) -> bytes:
+        return self._close()
 
     def end(self) -> bytes:
-        usage = _usage(self._answer.started, self._answer.stats)
-        return _event("message_delta", delta=self._stop(), usage=usage) + _event("message_stop")
+        return _event("message_delta", delta=self._stop(), usage=_usage(self._answer)) + _event("message_stop")
 
     def error(self, error: LlmrunError) -> bytes:
-        return event(error_body(error, error.http_status), "error")
+        return sse_event(error_body(error, error.http_status), "error")
 
     def whole(self) -> dict[str, Any]:
         answer = self._answer
@@ -300,11 +291,11 @@ class MessageWriter:
             blocks.append({"type": "text", "text": answer.text})
         blocks += [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
-            for call, arguments in complete_calls(answer.calls)
+            for call, arguments in complete_calls(answer.all_calls)
         ]
-        return self._message(blocks, _usage(answer.started, answer.stats)) | self._stop()
+        return self._message(blocks) | self._stop()
 
-    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._envelope.id,
             "type": "message",
@@ -313,14 +304,13 @@ class MessageWriter:
             "content": content,
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage,
+            "usage": _usage(self._answer),
         }
 
     def _stop(self) -> dict[str, Any]:
-        finished = self._answer.finished
         reasons = {"stop_string": "stop_sequence", "length": "max_tokens", "tool_calls": "tool_use"}
-        reason = reasons.get(finished.reason, "end_turn") if finished else "end_turn"
-        return {"stop_reason": reason, "stop_sequence": (finished.stop if finished else "") or None}
+        reason = reasons.get(self._answer.reason, "end_turn")
+        return {"stop_reason": reason, "stop_sequence": self._answer.stop or None}
 
     def _block(self, kind: str, content: dict[str, Any]) -> bytes:
         """Open a block of a type, unless it is open; close the one before."""
@@ -349,14 +339,14 @@ writer = MessageWriter
 
 
 def _event(kind: str, **data: Any) -> bytes:
-    return event({"type": kind, **data}, kind)
+    return sse_event({"type": kind, **data}, kind)
 
 
-def _usage(started: ResponseStarted | None, stats: Stats) -> dict[str, Any]:
-    prompt, cached = (started.prompt_tokens, started.cached_tokens) if started else (0, 0)
+def _usage(answer: ResponseAccumulator) -> dict[str, Any]:
+    prompt, cached = (answer.started.prompt_tokens, answer.started.reused_tokens) if answer.started else (0, 0)
     return {
         "input_tokens": prompt - cached,  # unlike in OpenAI's protocol
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
-        "output_tokens": stats.completion_tokens,
+        "output_tokens": answer.stats.completion_tokens,
     }

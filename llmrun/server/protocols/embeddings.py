@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions, RankedDocument, Role, TextVectors
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.sampling import read_keep_seconds
+from llmrun.server.protocols.options import read_keep_seconds
 
 _MOST_DIMENSIONS = 1 << 20
 _HIGHEST_TOKEN = 2**31 - 1

@@ -1,4 +1,4 @@
-"""llama-server's own completions: /completion, and /infill, which fills a gap. Pure; see llmrun.server.answer_parts."""
+"""llama-server's own completions: /completion, and /infill, which fills a gap. Pure; see llmrun.server.answer."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
-from llmrun.protocol.messages import AnswerRequest, Stats
-from llmrun.server.answer_parts import (
-    AccumulatedAnswer,
-    AnswerText,
-    CompletionRequest,
-    Envelope,
-    Part,
-    ReasoningText,
-)
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Stats
+from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import completion_request, error_body
 from llmrun.server.protocols.openai_text import read_prompts
-from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
-from llmrun.server.sse import EVENT_STREAM, PLACE, TextEvent, event
+from llmrun.server.protocols.options import read_grammar_fields, read_limits
 
 _STOP_TYPES = {"stop": "eos", "stop_string": "word", "length": "limit"}
 
@@ -63,42 +55,33 @@ def _request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     return completion_request(fields, request)
 
 
-class NativeWriter:
+class NativeWriter(AnswerWriter):
     """Writes an answer in llama-server's form."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
-        self._envelope, self._answer = envelope, AccumulatedAnswer()
+        super().__init__()
+        self._envelope = envelope
         self._prompt = body.get("prompt", "")
-        self._text = TextEvent(event(_piece(PLACE)))
+        self._text = TextEvent(sse_event(_piece(PLACE)))
 
-    def begin(self) -> bytes:
-        return b""
-
-    def feed(self, part: Part) -> bytes:
-        if isinstance(part, ReasoningText):  # plain text without a template
-            part = AnswerText(part.choice, part.text)
-        self._answer.add(part)
-        if not isinstance(part, AnswerText):
-            return b""
+    def part(self, choice: int, part: AnswerPart) -> bytes:
         if not part.logprobs:
-            return self._text.with_text(part.text)
-        return event(_piece(part.text) | {"completion_probabilities": logprob_entries(part.logprobs)})
+            return self._text.with_text(part.text)  # there is only text without a template
+        return sse_event(_piece(part.text) | {"completion_probabilities": logprob_entries(part.logprobs)})
 
     def end(self) -> bytes:
-        return event(self._summary(""))
+        return sse_event(self._summary(""))
 
     def error(self, error: LlmrunError) -> bytes:
-        return event(error_body(error, error.http_status))
+        return sse_event(error_body(error, error.http_status))
 
     def whole(self) -> dict[str, Any]:
-        tokens = self._answer.logprobs
+        tokens = self.answers[0].text_logprobs
         probabilities = {"completion_probabilities": logprob_entries(tokens)} if tokens else {}
-        return self._summary(self._answer.text) | probabilities
+        return self._summary(self.answers[0].text) | probabilities
 
     def _summary(self, text: str) -> dict[str, Any]:
-        finished, stats = self._answer.finished, self._answer.stats
+        answer, stats = self.answers[0], self.answers[0].stats
         return {
             **_piece(text),
             "stop": True,
@@ -108,8 +91,8 @@ class NativeWriter:
             "tokens_evaluated": stats.prompt_tokens,
             "tokens_cached": stats.reused_tokens,
             "truncated": False,
-            "stop_type": _STOP_TYPES.get(finished.reason, "none") if finished else "none",
-            "stopping_word": finished.stop if finished else "",
+            "stop_type": _STOP_TYPES.get(answer.reason, "none"),
+            "stopping_word": answer.stop,
             "timings": _timings(stats),
         }
 

@@ -1,11 +1,115 @@
-"""The list of models in OpenAI's and Anthropic's protocol: /v1/models. Pure."""
+"""Models in lists and descriptions: of OpenAI, Anthropic and Codex (/v1/models), and of Ollama (/api). Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from llmrun.server.protocols.ollama_models import unix_time
+VERSION = {"version": "0.13.4"}
+"""The response of /api/version: of the protocol, not of llmrun.
+
+VS Code refuses less than 0.6.4, and Codex less than 0.13.4, the first with /v1/responses.
+"""
+
+_NEVER = 253_402_300_799  # the last second of the year 9999
+
+
+class ModelDescription(NamedTuple):
+    """A model in Ollama's terms."""
+
+    name: str
+    modified: float  # Unix time of its file
+    size: int  # bytes of its file
+    digest: str  # of its file, or another text that identifies the file
+    architecture: str  # e.g. "llama"
+    parameters: str  # e.g. "135M"
+    quantization: str  # e.g. "Q4_1"
+
+
+class RunningModel(NamedTuple):
+    """A loaded model."""
+
+    model: ModelDescription
+    expires: float | None  # Unix time when it is unloaded if it stays idle; None: never
+    size: int  # bytes of memory
+    size_vram: int  # bytes of these on a GPU
+    n_ctx: int  # context window of one client
+
+
+def tags(models: Sequence[ModelDescription]) -> dict[str, Any]:
+    """Return the response of /api/tags."""
+    return {"models": [_listed(model) | {"modified_at": unix_time(model.modified)} for model in models]}
+
+
+def running(models: Sequence[RunningModel]) -> dict[str, Any]:
+    """Return the response of /api/ps."""
+    return {
+        "models": [
+            _listed(each.model)
+            | {
+                "size": each.size,
+                "size_vram": each.size_vram,
+                "context_length": each.n_ctx,
+                "expires_at": unix_time(_NEVER if each.expires is None else each.expires),
+            }
+            for each in models
+        ]
+    }
+
+
+def show(
+    model: ModelDescription, *, n_ctx_train: int, template: str, thinks: bool, embeds: bool = False, sees: bool = False
+) -> dict[str, Any]:
+    """Return the response of /api/show.
+
+    Args:
+        template: its chat template; "" for none.
+        thinks: it can reason before the answer.
+        embeds: it computes vectors, and does not generate.
+        sees: it reads images.
+    """
+    others = {"tools": bool(template), "thinking": thinks, "vision": sees}
+    answers = ["completion", *(name for name, has in others.items() if has)]
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": _details(model),
+        "model_info": {
+            "general.architecture": model.architecture,
+            f"{model.architecture}.context_length": n_ctx_train,
+        },
+        "capabilities": ["embedding"] if embeds else answers,
+        "modified_at": unix_time(model.modified),
+    }
+
+
+def _listed(model: ModelDescription) -> dict[str, Any]:
+    # Ollama lists no name without a tag: Open WebUI adds ":latest" to one before it looks for it in the list.
+    name = model.name if ":" in model.name else f"{model.name}:latest"
+    return {
+        "name": name,
+        "model": name,
+        "size": model.size,
+        "digest": model.digest,
+        "details": _details(model),
+    }
+
+
+def _details(model: ModelDescription) -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.architecture,
+        "families": [model.architecture],
+        "parameter_size": model.parameters,
+        "quantization_level": model.quantization,
+    }
+
+
+def unix_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 class ListedModel(NamedTuple):

@@ -1,4 +1,4 @@
-"""Ollama's protocol: /api/chat and /api/generate. Pure; see llmrun.server.answer_parts."""
+"""Ollama's protocol: /api/chat and /api/generate. Pure; see llmrun.server.answer."""
 
 from __future__ import annotations
 
@@ -9,30 +9,23 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Image, Message, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Image, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
-from llmrun.server.answer_parts import (
-    AccumulatedAnswer,
-    AnswerText,
-    CallArguments,
-    CompletionRequest,
-    Envelope,
-    Part,
-    ReasoningText,
-)
+from llmrun.server.answer import NDJSON, PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, json_line
+from llmrun.server.protocols.attachments import image_from_base64
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_base64
-from llmrun.server.protocols.ollama_models import unix_time
-from llmrun.server.protocols.reasoning import prefilled, read_effort, read_reasoning
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.models import unix_time
+from llmrun.server.protocols.options import (
+    prefilled,
     read_drafts,
+    read_effort,
     read_grammar_fields,
     read_keep_seconds,
+    read_reasoning,
     read_sampling,
     read_stop,
 )
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call
-from llmrun.server.sse import NDJSON, PLACE, TextEvent, line
 
 _MOST_CONTEXT = 2**27
 
@@ -142,7 +135,7 @@ class _Piece(NamedTuple):
     logprobs: Sequence[TokenLogprob] = ()
 
 
-class LineWriter:
+class LineWriter(AnswerWriter):
     """Writes an answer as lines of JSON.
 
     The arguments of a tool call are an object, so that a call is written once it is complete.
@@ -154,56 +147,56 @@ class LineWriter:
     media_type = NDJSON
 
     def __init__(self, shape: Callable[[_Piece], dict[str, Any]], body: Mapping[str, Any], envelope: Envelope) -> None:
+        super().__init__()
         self._reason = "unload" if read_keep_seconds(Fields(body)) == 0 else "load"  # without an answer
         self._head = {"model": envelope.model, "created_at": unix_time(envelope.created)}
         self._shape = shape
-        self._answer = AccumulatedAnswer()
         self._n_calls = 0  # already written
         self._text = TextEvent(self._line(_Piece(text=PLACE)))
         self._thinking = TextEvent(self._line(_Piece(thinking=PLACE)))
 
-    def begin(self) -> bytes:
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        match part.kind:
+            case "reasoning":
+                return self._thinking.with_text(part.text)
+            case "text" if not part.logprobs:
+                return self._text.with_text(part.text)
+            case "text":
+                return self._line(_Piece(part.text, logprobs=part.logprobs))
+            case "call_end":
+                self._n_calls += 1
+                return self._line_of_calls(self.answers[0].all_calls[self._n_calls - 1 : self._n_calls])
         return b""
 
-    def feed(self, part: Part) -> bytes:
-        data = b"" if isinstance(part, CallArguments) else self._complete_calls()
-        self._answer.add(part)
-        match part:
-            case ReasoningText():
-                data += self._thinking.with_text(part.text)
-            case AnswerText(logprobs=()):
-                data += self._text.with_text(part.text)
-            case AnswerText():
-                data += self._line(_Piece(part.text, logprobs=part.logprobs))
-        return data
+    def finished(self, choice: int) -> bytes:
+        return self._line_of_calls(self.answers[0].all_calls[self._n_calls :])
 
     def end(self) -> bytes:
-        return line(self._body(_Piece()) | self._summary())
+        return json_line(self._body(_Piece()) | self._summary())
 
     def error(self, error: LlmrunError) -> bytes:
-        return line(error_body(error, error.http_status))
+        return json_line(error_body(error, error.http_status))
 
     def whole(self) -> dict[str, Any]:
-        answer = self._answer
-        return self._body(_Piece(answer.text, answer.reasoning, answer.calls, answer.logprobs)) | self._summary()
+        (answer,) = self.answers
+        piece = _Piece(answer.text, answer.reasoning, answer.all_calls, answer.text_logprobs)
+        return self._body(piece) | self._summary()
 
-    def _complete_calls(self) -> bytes:
-        calls = self._answer.calls[self._n_calls :]
-        self._n_calls += len(calls)
+    def _line_of_calls(self, calls: Sequence[ToolCall]) -> bytes:
         return self._line(_Piece(calls=calls)) if complete_calls(calls) else b""
 
     def _line(self, piece: _Piece) -> bytes:
-        return line(self._body(piece) | {"done": False})
+        return json_line(self._body(piece) | {"done": False})
 
     def _body(self, piece: _Piece) -> dict[str, Any]:
         logprobs = {"logprobs": [_logprob(token) for token in piece.logprobs]} if piece.logprobs else {}
         return self._head | self._shape(piece) | logprobs
 
     def _summary(self) -> dict[str, Any]:
-        finished, stats = self._answer.finished, self._answer.stats
+        answer, stats = self.answers[0], self.answers[0].stats
         reason = self._reason
-        if finished is not None:
-            reason = "length" if finished.reason == "length" else "stop"
+        if answer.reason:
+            reason = "length" if answer.reason == "length" else "stop"
         return {
             "done": True,
             "done_reason": reason,

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Image, TokenLogprob
-from llmrun.server import sse
-from llmrun.server.answer_parts import AccumulatedAnswer, CompletionRequest, Envelope, ResponseFinished
-from llmrun.server.protocols.documents import openai_file
+from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event
+from llmrun.server.protocols.attachments import image_from_url, openai_file, refuse_media
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.images import image_from_url, refuse_media
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.options import (
     MOST_ANSWERS,
     read_adapters,
     read_drafts,
@@ -74,9 +73,9 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
     return text, tuple(images)
 
 
-def usage(prompt_tokens: int, cached_tokens: int, answers: Iterable[ResponseFinished]) -> dict[str, Any]:
+def usage(prompt_tokens: int, cached_tokens: int, answers: Sequence[ResponseAccumulator]) -> dict[str, Any]:
     """Return the cost of a request, with drafts and reasoning. The prompt counts once for any number of answers."""
-    finished = list(answers)
+    finished = [answer for answer in answers if answer.finished is not None]
     completion = sum(answer.stats.completion_tokens for answer in finished)
     counts: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
@@ -123,29 +122,27 @@ def _includes_usage(fields: Fields) -> bool:
     return options is not None and bool(options.flag("include_usage"))
 
 
-class CompletionWriter:
+class CompletionWriter(AnswerWriter):
     """The base of the writers of both kinds of completions."""
-
-    media_type = sse.EVENT_STREAM
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         fields = Fields(body)
         self._has_usage = _includes_usage(fields)
         self._envelope = envelope
         self._n = _n_answers(fields)
-        self._answers = [AccumulatedAnswer() for _ in range(self._n * self._count_prompts(fields))]
+        super().__init__(self._n * self._count_prompts(fields))
 
     def _count_prompts(self, fields: Fields) -> int:
         return 1
 
     def error(self, error: LlmrunError) -> bytes:
-        return sse.event(error_body(error, error.http_status))
+        return sse_event(error_body(error, error.http_status))
 
     def _end(self, kind: str) -> bytes:
         """Return the usage, if it was requested, and the last line of a stream."""
         if not self._has_usage:
-            return sse.DONE
-        return sse.event({**self._head(kind), "choices": [], "usage": self._usage()}) + sse.DONE
+            return SSE_DONE
+        return sse_event({**self._head(kind), "choices": [], "usage": self._usage()}) + SSE_DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
         envelope = self._envelope
@@ -153,14 +150,13 @@ class CompletionWriter:
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = cached_tokens = 0
-        for first in range(0, len(self._answers), self._n):  # of each prompt
-            answers = self._answers[first : first + self._n]
-            started = [answer.started for answer in answers if answer.started is not None]
-            prompt_tokens += max((part.prompt_tokens for part in started), default=0)
-            cached_tokens += min((part.cached_tokens for part in started), default=0)  # the others share the first one
-        return usage(prompt_tokens, cached_tokens, (answer.finished for answer in self._answers if answer.finished))
+        for first in range(0, len(self.answers), self._n):  # of each prompt
+            started = [answer.started for answer in self.answers[first : first + self._n] if answer.started is not None]
+            prompt_tokens += max((each.prompt_tokens for each in started), default=0)
+            cached_tokens += min((each.reused_tokens for each in started), default=0)  # the others share the first one
+        return usage(prompt_tokens, cached_tokens, self.answers)
 
 
-def finish_reason(answer: AccumulatedAnswer) -> str | None:
+def finish_reason(answer: ResponseAccumulator) -> str | None:
     """Return OpenAI's word for the end of an answer; None before its end."""
-    return None if answer.finished is None else _FINISH_REASONS.get(answer.finished.reason, "stop")
+    return _FINISH_REASONS.get(answer.reason, "stop") if answer.reason else None

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions. Pure; see llmrun.server.answer_parts."""
+"""OpenAI's chat completions. Pure; see llmrun.server.answer."""
 
 from __future__ import annotations
 
@@ -6,20 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmrun.errors import UsageError
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, TokenLogprob, Tool, ToolCall
-from llmrun.server import sse
-from llmrun.server.answer_parts import (
-    AccumulatedAnswer,
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    CompletionRequest,
-    Envelope,
-    Part,
-    ReasoningText,
-    ResponseStarted,
-)
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, TokenLogprob, Tool, ToolCall
+from llmrun.server.answer import PLACE, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import (
     CompletionWriter,
@@ -29,8 +19,7 @@ from llmrun.server.protocols.openai import (
     finish_reason,
     logprobs,
 )
-from llmrun.server.protocols.reasoning import prefilled, read_openrouter_reasoning
-from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import prefilled, read_grammar_fields, read_limits, read_openrouter_reasoning
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
@@ -142,29 +131,33 @@ class ChatWriter(CompletionWriter):
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__(body, envelope)
-        indexes = range(len(self._answers))
-        self._texts = [sse.TextEvent(self._chunk(index, {"content": sse.PLACE})) for index in indexes]
-        self._reasoning = [sse.TextEvent(self._chunk(index, {"reasoning_content": sse.PLACE})) for index in indexes]
+        indexes = range(len(self.answers))
+        self._n_calls = [0] * len(self.answers)
+        self._texts = [TextEvent(self._chunk(index, {"content": PLACE})) for index in indexes]
+        self._reasoning = [TextEvent(self._chunk(index, {"reasoning_content": PLACE})) for index in indexes]
 
     def begin(self) -> bytes:
         """Return the role of each answer, which clients expect first."""
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._answers)))
+        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self.answers)))
 
-    def feed(self, part: Part) -> bytes:
-        answer = self._answers[part.choice]
-        answer.add(part)
-        match part:
-            case AnswerText(logprobs=()):
-                return self._texts[part.choice].with_text(part.text)
-            case AnswerText():
-                return self._chunk(part.choice, {"content": part.text}, part.logprobs)
-            case ReasoningText():
-                return self._reasoning[part.choice].with_text(part.text)
-            case CallStarted() | CallArguments():
-                return self._chunk(part.choice, {"tool_calls": [_call_delta(part)]})
-            case ResponseStarted():
-                return b""
-        return self._chunk(part.choice, {}, reason=finish_reason(answer))
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        match part.kind:
+            case "text" if not part.logprobs:
+                return self._texts[choice].with_text(part.text)
+            case "text":
+                return self._chunk(choice, {"content": part.text}, part.logprobs)
+            case "reasoning":
+                return self._reasoning[choice].with_text(part.text)
+            case "call":
+                self._n_calls[choice] += 1
+                function = {"name": part.text, "arguments": ""}
+                return self._call_chunk(choice, {"id": part.call_id, "type": "function", "function": function})
+            case "arguments":
+                return self._call_chunk(choice, {"function": {"arguments": part.text}})
+        return b""
+
+    def finished(self, choice: int) -> bytes:
+        return self._chunk(choice, {}, reason=finish_reason(self.answers[choice]))
 
     def end(self) -> bytes:
         return self._end("chat.completion.chunk")
@@ -174,10 +167,10 @@ class ChatWriter(CompletionWriter):
             {
                 "index": index,
                 "message": _message(answer),
-                "logprobs": logprobs(answer.logprobs) if answer.logprobs else None,
+                "logprobs": logprobs(answer.text_logprobs) if answer.text_logprobs else None,
                 "finish_reason": finish_reason(answer),
             }
-            for index, answer in enumerate(self._answers)
+            for index, answer in enumerate(self.answers)
         ]
         return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
 
@@ -191,14 +184,17 @@ class ChatWriter(CompletionWriter):
             "finish_reason": reason,
         }
         data = {**self._head("chat.completion.chunk"), "choices": [choice]}
-        return sse.event({**data, "usage": None} if self._has_usage else data)
+        return sse_event({**data, "usage": None} if self._has_usage else data)
+
+    def _call_chunk(self, choice: int, delta: dict[str, Any]) -> bytes:
+        return self._chunk(choice, {"tool_calls": [{"index": self._n_calls[choice] - 1, **delta}]})
 
 
 writer = ChatWriter
 
 
-def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
-    calls = [call for call, _ in complete_calls(answer.calls)]
+def _message(answer: ResponseAccumulator) -> dict[str, Any]:
+    calls = [call for call, _ in complete_calls(answer.all_calls)]
     message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if calls else "")}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning.strip()
@@ -208,10 +204,3 @@ def _message(answer: AccumulatedAnswer) -> dict[str, Any]:
             for call in calls
         ]
     return {**message, "refusal": None}
-
-
-def _call_delta(part: CallStarted | CallArguments) -> dict[str, Any]:
-    if isinstance(part, CallStarted):
-        function = {"name": part.name, "arguments": ""}
-        return {"index": part.call, "id": part.id, "type": "function", "function": function}
-    return {"index": part.call, "function": {"arguments": part.text}}

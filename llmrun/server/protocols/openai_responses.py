@@ -1,4 +1,4 @@
-"""OpenAI's Responses, which is all that Codex speaks. Pure; see llmrun.server.answer_parts."""
+"""OpenAI's Responses, which is all that Codex speaks. Pure; see llmrun.server.answer."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Message, Stats, ToolCall
-from llmrun.server.answer_parts import (
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    CompletionRequest,
-    Envelope,
-    Part,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-)
-from llmrun.server.protocols.client_tools import ClientTool, client_tools, custom_input, flat_name, read_tools
-from llmrun.server.protocols.fields import Fields
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, ToolCall
+from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
+from llmrun.server.protocols.fields import Fields, as_json
 from llmrun.server.protocols.openai import content, error_body, logprobs
-from llmrun.server.protocols.reasoning import prefilled, read_openrouter_reasoning
-from llmrun.server.protocols.sampling import (
+from llmrun.server.protocols.options import (
+    prefilled,
     read_drafts,
     read_grammar_fields,
     read_keep_seconds,
     read_limits,
+    read_openrouter_reasoning,
     read_sampling,
 )
-from llmrun.server.protocols.tools import TEXT_ARGUMENT, as_json, checked_tools, tool_call
-from llmrun.server.sse import EVENT_STREAM, event
+from llmrun.server.protocols.tools import (
+    TEXT_ARGUMENT,
+    ClientTool,
+    checked_tools,
+    client_tools,
+    custom_input,
+    flat_name,
+    read_tools,
+    tool_call,
+)
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -174,12 +172,11 @@ def _logprobs(fields: Fields) -> int | None:
 # ---- answer
 
 
-class ResponseWriter:
+class ResponseWriter(AnswerWriter):
     """Writes a response, whose output is a sequence of items of reasoning, text and calls."""
 
-    media_type = EVENT_STREAM
-
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
+        super().__init__()
         self._envelope, fields = envelope, Fields(body)
         self._echoed = {
             **dict.fromkeys(_REQUIRED),
@@ -199,8 +196,6 @@ class ResponseWriter:
         self._output: list[dict[str, Any]] = []
         self._pieces: list[str] | None = None  # texts of the last item while it is open
         self._logprobs: list[dict[str, Any]] = []  # of its tokens
-        self._started = ResponseStarted(0, 0, 0)
-        self._finished: ResponseFinished | None = None
         self._n_events = 0
 
     def begin(self) -> bytes:
@@ -209,29 +204,27 @@ class ResponseWriter:
             "response.in_progress", response=response
         )
 
-    def feed(self, part: Part) -> bytes:
-        match part:
-            case ResponseStarted():
-                self._started = part
-                return b""
-            case ReasoningText():
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        match part.kind:
+            case "reasoning":
                 return self._item("reasoning", {"summary": []}) + self._delta("response.reasoning_text", part.text)
-            case AnswerText():
+            case "text":
                 entries = logprobs(part.logprobs)["content"]
                 data = self._item("message", {"role": "assistant"})
                 self._logprobs += entries
                 return data + self._delta("response.output_text", part.text, logprobs=entries)
-            case CallStarted():
+            case "call":
                 return self._close() + self._open(self._call(part))
-            case CallArguments() if self._output[-1]["type"] == "custom_tool_call":
+            case "arguments" if self._output[-1]["type"] == "custom_tool_call":
                 assert self._pieces is not None
                 self._pieces.append(part.text)  # JSON, of which the client gets the text
                 return b""
-            case CallArguments():
+            case "arguments":
                 return self._delta("response.function_call_arguments", part.text)
-            case ResponseFinished():
-                self._finished = part
-                return self._close("incomplete" if part.reason == "length" else "completed")
+        return b""
+
+    def finished(self, choice: int) -> bytes:
+        return self._close("incomplete" if self.answers[0].reason == "length" else "completed")
 
     def end(self) -> bytes:
         response = self.whole()
@@ -243,7 +236,7 @@ class ResponseWriter:
         return self._event("response.failed", response=response)
 
     def whole(self) -> dict[str, Any]:
-        is_cut_off = self._finished is not None and self._finished.reason == "length"
+        is_cut_off = self.answers[0].reason == "length"
         details = {"reason": "max_output_tokens"} if is_cut_off else None
         response = self._response("incomplete" if is_cut_off else "completed")
         return response | {"incomplete_details": details, "usage": self._usage()}
@@ -263,14 +256,15 @@ class ResponseWriter:
         }
 
     def _usage(self) -> dict[str, Any]:
-        finished = self._finished or ResponseFinished(0, "", Stats())
-        prompt, answer = self._started.prompt_tokens, finished.stats.completion_tokens
+        (answer,) = self.answers
+        prompt, cached = (answer.started.prompt_tokens, answer.started.reused_tokens) if answer.started else (0, 0)
+        completion = answer.stats.completion_tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self._started.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": answer,
-            "output_tokens_details": {"reasoning_tokens": finished.reasoning_tokens},
-            "total_tokens": prompt + answer,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": completion,
+            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+            "total_tokens": prompt + completion,
         }
 
     def _item(self, kind: str, item: dict[str, Any]) -> bytes:
@@ -312,12 +306,12 @@ class ResponseWriter:
         index = len(self._output) - 1
         return data + self._event("response.output_item.done", output_index=index, item=item)
 
-    def _call(self, part: CallStarted) -> dict[str, Any]:
+    def _call(self, part: AnswerPart) -> dict[str, Any]:
         """Return the item of a call with the client's name of the tool."""
-        tool = self._tools.get(part.name, ClientTool(part.name))
+        tool = self._tools.get(part.text, ClientTool(part.text))
         namespace = {"namespace": tool.namespace} if tool.namespace else {}
         kind, content = ("custom_tool_call", "input") if tool.is_custom else ("function_call", "arguments")
-        return {"type": kind, "call_id": part.id, "name": tool.name, **namespace, content: ""}
+        return {"type": kind, "call_id": part.call_id, "name": tool.name, **namespace, content: ""}
 
     def _close_content(self, item: dict[str, Any], text: str) -> bytes:
         part = self._part(text)
@@ -340,7 +334,7 @@ class ResponseWriter:
 
     def _event(self, kind: str, **data: Any) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
-        return event({"type": kind, "sequence_number": number, **data}, kind)
+        return sse_event({"type": kind, "sequence_number": number, **data}, kind)
 
 
 writer = ResponseWriter

@@ -1,4 +1,4 @@
-"""OpenAI's completions of plain text, without a chat template. Pure; see llmrun.server.answer_parts."""
+"""OpenAI's completions of plain text, without a chat template. Pure; see llmrun.server.answer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, TokenLogprob
-from llmrun.server import sse
-from llmrun.server.answer_parts import AnswerText, CompletionRequest, Envelope, Part, ReasoningText, ResponseFinished
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
+from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
-from llmrun.server.protocols.sampling import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import read_grammar_fields, read_limits
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -122,11 +121,11 @@ class TextWriter(CompletionWriter):
         prompts = read_prompts(fields) if fields.flag("echo") else []
         scored = list(map(_text, envelope.prompts)) or [""] * len(prompts)
         texts = [each if isinstance(each, str) else text for each, text in zip(prompts, scored, strict=True)]
-        self._echoes = [text for text in texts for _ in range(self._n)] or [""] * len(self._answers)
+        self._echoes = [text for text in texts for _ in range(self._n)] or [""] * len(self.answers)
         self._n_before = [max(len(text) - len(echo), 0) for text, echo in zip(scored, texts, strict=True)]
         self._has_logprobs = fields.data.get("logprobs") is not None
-        self._offsets = [self._new_offsets(index) for index in range(len(self._answers))]
-        self._texts = [sse.TextEvent(self._chunk(index, sse.PLACE)) for index in range(len(self._answers))]
+        self._offsets = [self._new_offsets(index) for index in range(len(self.answers))]
+        self._texts = [TextEvent(self._chunk(index, PLACE)) for index in range(len(self.answers))]
 
     def _count_prompts(self, fields: Fields) -> int:
         return len(read_prompts(fields))
@@ -134,29 +133,27 @@ class TextWriter(CompletionWriter):
     def begin(self) -> bytes:
         """Return the prompts, if the client wants them repeated; otherwise a comment, since there is nothing to say."""
         if not any(self._echoes):
-            return sse.COMMENT
+            return SSE_COMMENT
         return b"".join(self._chunk(index, echo, is_prompt=True) for index, echo in enumerate(self._echoes))
 
-    def feed(self, part: Part) -> bytes:
-        if isinstance(part, ReasoningText):  # plain text without a template
-            part = AnswerText(part.choice, part.text)
-        self._answers[part.choice].add(part)
-        if isinstance(part, AnswerText) and not part.logprobs:
-            return self._texts[part.choice].with_text(part.text)
-        if isinstance(part, AnswerText):
-            return self._chunk(part.choice, part.text, part.logprobs)
-        return self._chunk(part.choice, "") if isinstance(part, ResponseFinished) else b""
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        if part.logprobs:
+            return self._chunk(choice, part.text, part.logprobs)
+        return self._texts[choice].with_text(part.text)  # there is only text without a template
+
+    def finished(self, choice: int) -> bytes:
+        return self._chunk(choice, "")
 
     def end(self) -> bytes:
         return self._end(_KIND)
 
     def whole(self) -> dict[str, Any]:
         choices = []
-        for index, answer in enumerate(self._answers):
+        for index, answer in enumerate(self.answers):
             offsets = self._new_offsets(index)
-            prompt, own = self._prompt_logprobs(index, offsets), offsets.logprobs(answer.logprobs)
+            prompt, own = self._prompt_logprobs(index, offsets), offsets.logprobs(answer.text_logprobs)
             joined = {name: [*prompt.get(name, ()), *values] for name, values in own.items()}
-            has_logprobs = bool(prompt or answer.logprobs)
+            has_logprobs = bool(prompt or answer.text_logprobs)
             choices.append(self._choice(index, self._echoes[index] + answer.text, joined if has_logprobs else None))
         return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
 
@@ -172,10 +169,10 @@ class TextWriter(CompletionWriter):
         offsets = self._offsets[index]
         logprobs = self._prompt_logprobs(index, offsets) if is_prompt else offsets.logprobs(tokens) if tokens else None
         data = {**self._head(_KIND), "choices": [self._choice(index, text, logprobs or None)]}
-        return sse.event({**data, "usage": None} if self._has_usage else data)
+        return sse_event({**data, "usage": None} if self._has_usage else data)
 
     def _choice(self, index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        reason = finish_reason(self._answers[index])
+        reason = finish_reason(self.answers[index])
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from llmrun.server.http_errors import response_not_found
+from llmrun.server.http import response_not_found
 from llmrun.server.protocols.fields import Fields
 
 _MOST_BYTES = 64 << 20

@@ -1,26 +1,23 @@
-"""Tools and tool calls in a request, with the rules that all protocols share."""
+"""Tools and tool calls in a request, with the rules that all protocols share.
+
+The model gets the tools of a Responses request with flat names; a custom tool's text is an object's one string.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
-from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.sampling import schema_grammar
+from llmrun.server.protocols.fields import Fields, as_json
+from llmrun.server.protocols.options import schema_grammar
 
 TEXT_ARGUMENT = "input"
 """Name of the argument of a call that has a text instead of an object."""
 _MOST_TOOLS = 512
-
-
-def as_json(value: Any) -> str:
-    """Return JSON text for the model to read."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def tool(function: Fields, parameters: str) -> Tool:
@@ -93,3 +90,76 @@ def _object(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+_SCHEMA = {"type": "object", "properties": {TEXT_ARGUMENT: {"type": "string"}}, "required": [TEXT_ARGUMENT]}
+_KINDS = ("function", "custom")
+
+
+class ClientTool(NamedTuple):
+    """A tool in the client's terms."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False  # a call has a text instead of arguments
+
+
+def flat_name(item: Fields) -> str:
+    """Return the model's name of a tool; `item` has its name, and perhaps a namespace.
+
+    Raises:
+        UsageError: a name is invalid.
+    """
+    name, namespace = tool_name(item), item.text("namespace") or ""
+    if not namespace:
+        return name
+    joined = f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
+    return tool_name(Fields({"name": joined}, item.name("namespace")))
+
+
+def read_tools(fields: Fields) -> list[Tool]:
+    """Return the functions and custom tools; tools of OpenAI's servers are left out.
+
+    Raises:
+        UsageError, BadGrammarError: a tool is invalid.
+    """
+    return [_client_tool(each) for each in _flattened(fields)]
+
+
+def client_tools(fields: Fields) -> dict[str, ClientTool]:
+    """Return the client's tools by the model's names of them."""
+    return {
+        flat_name(each): ClientTool(tool_name(each), each.text("namespace") or "", each.text("type") == "custom")
+        for each in _flattened(fields)
+    }
+
+
+def custom_input(arguments: str) -> str:
+    """Return the text of a call of a custom tool; the JSON itself if the answer ended in the middle of it."""
+    try:
+        value = load_json(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(TEXT_ARGUMENT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _flattened(fields: Fields) -> Iterator[Fields]:
+    for each in fields.objects("tools"):
+        if each.text("type") in _KINDS:
+            yield each
+        elif each.text("type") == "namespace":
+            namespace = tool_name(each)
+            for inner in each.objects("tools"):
+                if inner.text("type") in _KINDS:
+                    yield inner.extended(namespace=namespace)
+                else:
+                    inner.ignore_all()
+        else:
+            each.ignore_all()
+
+
+def _client_tool(each: Fields) -> Tool:
+    if each.text("type") == "custom":
+        return Tool(flat_name(each), each.text("description") or "", as_json(_SCHEMA))
+    return tool(each, "parameters")._replace(name=flat_name(each))

@@ -290,7 +290,11 @@ class AnswerView(LiveView):
         """Show an event, at once or within TEXT_SECONDS of the next event or tick."""
         self._meter.follow(event)
         if isinstance(event, TextDelta):
-            self._text(event)
+            self._page.add(event)
+            if not self._text_began:
+                self._text_began = True
+                self._status_at = float("-inf")  # redraw the line now
+            self.tick()
         elif isinstance(event, (Finished, Failed)):
             self.close()
         else:
@@ -350,13 +354,6 @@ class AnswerView(LiveView):
             self._draw(last=True)
         if self._column:
             self._write("\n")
-
-    def _text(self, event: TextDelta) -> None:
-        self._page.add(event)
-        if not self._text_began:
-            self._text_began = True
-            self._status_at = float("-inf")  # redraw the line now
-        self.tick()
 
     def _draw(self, *, last: bool) -> None:
         columns, rows = self._size()

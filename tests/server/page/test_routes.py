@@ -23,7 +23,7 @@ from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
 from llmrun.protocol.params import PARAMETERS, STEPS
 from llmrun.server.guard import Policy
-from llmrun.server.page import peer, running
+from llmrun.server.page import requests, running
 from llmrun.server.page.files import FOLDER, MEDIA_TYPES, read_file
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -360,7 +360,7 @@ def test_origins_that_may_use_models_read_no_chat(serve: Serve, origin: str) -> 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="only Linux has the table of sockets")
 def test_other_users_of_this_machine_read_no_chat(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert server.get("/ui/chats").status == 200
-    monkeypatch.setattr(peer.os, "getuid", lambda: 4_000_000)  # the server's user, and the client is another one
+    monkeypatch.setattr(requests.os, "getuid", lambda: 4_000_000)  # the server's user, and the client is another one
     assert server.get("/ui/chats").status == 403
     assert server.post("/ui/ask", {"text": "x"}).status == 403
     assert server.get("/", **BROWSER).status == 200
@@ -369,12 +369,12 @@ def test_other_users_of_this_machine_read_no_chat(server: LiveServer, monkeypatc
 def test_other_machines_and_unknown_connections_are_not_this_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert not peer.is_same_user(("192.0.2.1", 4000), ("192.0.2.2", 80))
+    assert not requests.is_same_user(("192.0.2.1", 4000), ("192.0.2.2", 80))
     row = "   0: 0100007F:0FA0 0100007F:1F90 {} 0:0 0:0 0 {} 0 1"
     table = tmp_path / "tcp"
-    monkeypatch.setattr(peer, "_TABLES", (table,))
+    monkeypatch.setattr(requests, "_TABLES", (table,))
     ends = ("127.0.0.1", 4000), ("127.0.0.1", 8080)
-    assert peer.is_same_user(*ends), "the system has no tables"
+    assert requests.is_same_user(*ends), "the system has no tables"
     own = os.getuid()
     for rows, expected in (
         ([], False),
@@ -384,9 +384,9 @@ def test_other_machines_and_unknown_connections_are_not_this_user(
         ([("01", own + 1), ("01", own)], False),
     ):
         table.write_text("\n".join(["header", *(row.format(*each) for each in rows)]), encoding="ascii")
-        assert peer.is_same_user(*ends) is expected, rows
-    assert not peer.is_same_user(("127.0.0.1", 4001), ends[1])
-    assert not peer.is_same_user(("::1", 4000), ends[1])
+        assert requests.is_same_user(*ends) is expected, rows
+    assert not requests.is_same_user(("127.0.0.1", 4001), ends[1])
+    assert not requests.is_same_user(("::1", 4000), ends[1])
 
 
 def test_with_a_key_only_the_files_of_the_page_are_open(serve: Serve) -> None:

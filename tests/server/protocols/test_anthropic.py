@@ -11,21 +11,13 @@ from anthropic import Anthropic
 from anthropic.types import Message as Theirs
 from anthropic.types import MessageTokensCount, RawMessageStreamEvent
 from pydantic import TypeAdapter
+from support import answers
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, EngineCrashedError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Failed, Message, Stats, Tool, ToolCall
+from llmrun.protocol.messages import Event, Failed, Message, Stats, Tool, ToolCall
 from llmrun.protocol.params import Limits
-from llmrun.server.answer_parts import (
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    Envelope,
-    Part,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-)
+from llmrun.server.answer import Envelope
 from llmrun.server.protocols.anthropic import counted, error_body, read, read_count, writer
 
 HELLO: dict[str, Any] = {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "Hello"}]}
@@ -33,18 +25,18 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
 ENVELOPE = Envelope("msg_1", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, completion_tokens=7)
-CALLS: tuple[Part, ...] = (
-    CallStarted(0, 0, "toolu_1", "weather"),
-    CallArguments(0, 0, '{"city": '),
-    CallArguments(0, 0, '"Rome"}'),
-    CallStarted(0, 1, "toolu_2", "now"),
-    CallArguments(0, 1, "{}"),
+CALLS: tuple[Event, ...] = (
+    answers.call("toolu_1", "weather"),
+    answers.arguments('{"city": '),
+    answers.arguments('"Rome"}', ends=True),
+    answers.call("toolu_2", "now"),
+    answers.arguments("{}", ends=True),
 )
 
 
-def streamed(*parts: Part) -> bytes:
+def streamed(*parts: Event) -> bytes:
     made = writer(HELLO, ENVELOPE)
-    return made.begin() + b"".join(made.feed(part) for part in parts) + made.end()
+    return made.begin() + b"".join(made.feed(0, part) for part in parts) + made.end()
 
 
 def as_their_client_reads(data: bytes) -> Theirs:
@@ -248,11 +240,11 @@ def test_an_effort_needs_no_thinking_beside_it() -> None:
 
 def test_a_stream_of_thoughts_and_text() -> None:
     data = streamed(
-        ResponseStarted(0, 30, 10),
-        ReasoningText(0, "Hm."),
-        AnswerText(0, "Hel"),
-        AnswerText(0, "lo"),
-        ResponseFinished(0, "stop", STATS),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text("Hel"),
+        answers.text("lo"),
+        answers.finished("stop", STATS),
     )
     assert [event["type"] for event in events(data)] == [
         "ping", "message_start",
@@ -271,7 +263,7 @@ def test_a_stream_of_thoughts_and_text() -> None:
 
 
 def test_message_start_has_the_input_tokens() -> None:
-    start = events(streamed(ResponseStarted(0, 30, 10), ResponseFinished(0, "stop", STATS)))[1]
+    start = events(streamed(answers.started(30, 10), answers.finished("stop", STATS)))[1]
     assert start["message"]["usage"]["input_tokens"] == 20
     assert start["message"]["usage"]["cache_read_input_tokens"] == 10
 
@@ -279,15 +271,13 @@ def test_message_start_has_the_input_tokens() -> None:
 def test_every_event_is_one_of_theirs() -> None:
     known: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
     for event in events(
-        streamed(ResponseStarted(0, 30, 0), ReasoningText(0, "Hm."), *CALLS, ResponseFinished(0, "tool_calls", STATS))
+        streamed(answers.started(30, 0), answers.reasoning("Hm."), *CALLS, answers.finished("stop", STATS))
     )[1:]:
         known.validate_python(event)
 
 
 def test_a_stream_of_calls() -> None:
-    data = streamed(
-        ResponseStarted(0, 30, 10), AnswerText(0, "Let me see."), *CALLS, ResponseFinished(0, "tool_calls", STATS)
-    )
+    data = streamed(answers.started(30, 10), answers.text("Let me see."), *CALLS, answers.finished("stop", STATS))
     message = as_their_client_reads(data)
     calls = [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
     assert calls == [("toolu_1", "weather", {"city": "Rome"}), ("toolu_2", "now", {})]
@@ -297,13 +287,13 @@ def test_a_stream_of_calls() -> None:
 def test_a_whole_message() -> None:
     made = writer(HELLO, ENVELOPE)
     for part in (
-        ResponseStarted(0, 30, 10),
-        ReasoningText(0, "Hm."),
-        AnswerText(0, "Well."),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text("Well."),
         *CALLS,
-        ResponseFinished(0, "tool_calls", STATS),
+        answers.finished("stop", STATS),
     ):
-        made.feed(part)
+        made.feed(0, part)
     message = Theirs.model_validate(made.whole())
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert (message.id, message.model, message.role, message.stop_reason) == (
@@ -321,19 +311,19 @@ def test_a_whole_message() -> None:
 
 @pytest.mark.parametrize(
     ("reason", "stop", "told"),
-    [("stop", "", "end_turn"), ("length", "", "max_tokens"), ("stop_string", "END", "stop_sequence")],
+    [("stop", "", "end_turn"), ("length", "", "max_tokens"), ("stop", "END", "stop_sequence")],
 )
 def test_why_it_stopped(reason: str, stop: str, told: str) -> None:
     message = as_their_client_reads(
-        streamed(ResponseStarted(0, 3, 0), AnswerText(0, "a"), ResponseFinished(0, reason, STATS, stop))
+        streamed(answers.started(3, 0), answers.text("a"), answers.finished(reason, STATS, stop))
     )
     assert (message.stop_reason, message.stop_sequence) == (told, stop or None)
 
 
 def test_a_call_that_was_cut_off_is_left_out_of_a_whole_message() -> None:
     made = writer(HELLO, ENVELOPE)
-    for part in (ResponseStarted(0, 30, 0), *CALLS[:2], ResponseFinished(0, "length", STATS)):
-        made.feed(part)
+    for part in (answers.started(30, 0), *CALLS[:2], answers.finished("length", STATS)):
+        made.feed(0, part)
     assert made.whole()["content"] == []
 
 

@@ -13,7 +13,7 @@ from llmrun.errors import BadGrammarError, UsageError
 from llmrun.planning.speculation import AUTO, OFF
 from llmrun.protocol.frames import encode
 from llmrun.protocol.messages import Generate, Message
-from llmrun.server.answer_parts import CompletionRequest
+from llmrun.server.answer import CompletionRequest
 from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses, openai_text
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -7,25 +7,16 @@ from typing import Any
 
 import ollama
 import pytest
+from support import answers
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Message, Stats, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.messages import Event, Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import Limits
-from llmrun.server.answer_parts import (
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    Envelope,
-    Part,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-    Writer,
-)
+from llmrun.server.answer import AnswerWriter, Envelope
+from llmrun.server.protocols import models
 from llmrun.server.protocols import ollama as ours
-from llmrun.server.protocols import ollama_models
-from llmrun.server.protocols.ollama_models import VERSION, ModelDescription, RunningModel, running, show, tags
+from llmrun.server.protocols.models import VERSION, ModelDescription, RunningModel, running, show, tags
 
 HELLO = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -34,9 +25,9 @@ STATS = Stats(prompt_tokens=30, prefill_seconds=0.5, completion_tokens=7, decode
 MODEL = ModelDescription("smollm2:135m", 1_700_000_000.25, 92_000_000, "sha256:12ab", "llama", "135M", "Q4_1")
 
 
-def told(writer: Writer, *parts: Part) -> list[dict[str, Any]]:
+def told(writer: AnswerWriter, *parts: Event) -> list[dict[str, Any]]:
     """The lines of a stream."""
-    data = writer.begin() + b"".join(writer.feed(part) for part in parts) + writer.end()
+    data = writer.begin() + b"".join(writer.feed(0, part) for part in parts) + writer.end()
     return [json.loads(line) for line in data.splitlines()]
 
 
@@ -188,11 +179,11 @@ def test_a_chat_streams() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
     lines = told(
         writer,
-        ResponseStarted(0, 30, 10),
-        ReasoningText(0, "Hm."),
-        AnswerText(0, "Hel"),
-        AnswerText(0, "lo"),
-        ResponseFinished(0, "stop", STATS),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text("Hel"),
+        answers.text("lo"),
+        answers.finished("stop", STATS),
     )
     pieces = [ollama.ChatResponse(**line) for line in lines]
     assert [(piece.message.thinking, piece.message.content, piece.done) for piece in pieces] == [
@@ -211,30 +202,30 @@ def test_a_whole_chat() -> None:
     writer = ours.chat_writer({**HELLO, "stream": False}, ENVELOPE)
     told(
         writer,
-        ResponseStarted(0, 30, 10),
-        ReasoningText(0, "H"),
-        ReasoningText(0, "m."),
-        AnswerText(0, "Hel"),
-        AnswerText(0, "lo"),
-        ResponseFinished(0, "length", STATS),
+        answers.started(30, 10),
+        answers.reasoning("H"),
+        answers.reasoning("m."),
+        answers.text("Hel"),
+        answers.text("lo"),
+        answers.finished("length", STATS),
     )
     whole = ollama.ChatResponse(**writer.whole())
     assert (whole.message.role, whole.message.thinking, whole.message.content) == ("assistant", "Hm.", "Hello")
     assert (whole.done, whole.done_reason) == (True, "length")
 
 
-CALLS: tuple[Part, ...] = (
-    CallStarted(0, 0, "call_1", "turn_on"),
-    CallArguments(0, 0, '{"room": '),
-    CallArguments(0, 0, '"hall"}'),
-    CallStarted(0, 1, "call_2", "now"),
-    CallArguments(0, 1, "{}"),
+CALLS: tuple[Event, ...] = (
+    answers.call("call_1", "turn_on"),
+    answers.arguments('{"room": '),
+    answers.arguments('"hall"}', ends=True),
+    answers.call("call_2", "now"),
+    answers.arguments("{}", ends=True),
 )
 
 
 def test_arguments_of_calls_are_objects() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    lines = told(writer, *CALLS, ResponseFinished(0, "tool_calls", STATS))
+    lines = told(writer, *CALLS, answers.finished("stop", STATS))
     calls = [call for line in lines for call in ollama.ChatResponse(**line).message.tool_calls or ()]
     assert [(call.function.name, call.function.arguments) for call in calls] == [
         ("turn_on", {"room": "hall"}),
@@ -246,14 +237,14 @@ def test_arguments_of_calls_are_objects() -> None:
 
 def test_a_call_that_was_cut_off_is_left_out() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    lines = told(writer, *CALLS[:2], ResponseFinished(0, "length", STATS))
+    lines = told(writer, *CALLS[:2], answers.finished("length", STATS))
     assert [line["message"] for line in lines] == [{"role": "assistant", "content": ""}]
     assert "tool_calls" not in writer.whole()["message"]
 
 
 def test_generate_streams() -> None:
     writer = ours.generate_writer({}, ENVELOPE)
-    lines = told(writer, ReasoningText(0, "Hm."), AnswerText(0, "Hi"), ResponseFinished(0, "stop", STATS))
+    lines = told(writer, answers.reasoning("Hm."), answers.text("Hi"), answers.finished("stop", STATS))
     pieces = [ollama.GenerateResponse(**line) for line in lines]
     assert [(piece.thinking, piece.response) for piece in pieces] == [("Hm.", ""), (None, "Hi"), (None, "")]
     assert ollama.GenerateResponse(**writer.whole()).response == "Hi"
@@ -262,7 +253,7 @@ def test_generate_streams() -> None:
 def test_logprobs() -> None:
     token = TokenLogprob("é", (195, 169), -0.5, (("e", (101,), -0.7),))
     writer = ours.chat_writer(HELLO, ENVELOPE)
-    told(writer, AnswerText(0, "é", (token,)), ResponseFinished(0, "stop", STATS))
+    told(writer, answers.text("é", (token,)), answers.finished("stop", STATS))
     logprobs = ollama.ChatResponse(**writer.whole()).logprobs
     assert logprobs is not None
     assert (logprobs[0].token, logprobs[0].logprob) == ("é", -0.5)
@@ -317,6 +308,6 @@ def test_tags_have_what_zed_parses() -> None:
     """Its structs LocalModelListing and ModelDetails: a missing field, or one of another type, empties the list."""
     listing = {"name": str, "modified_at": str, "size": int, "digest": str, "details": dict}
     details = {"format": str, "family": str, "families": list, "parameter_size": str, "quantization_level": str}
-    (model,) = ollama_models.tags([ollama_models.ModelDescription("m:q", 0.5, 9, "d", "llama", "1B", "Q4_0")])["models"]
+    (model,) = models.tags([models.ModelDescription("m:q", 0.5, 9, "d", "llama", "1B", "Q4_0")])["models"]
     assert {name: type(model[name]) for name in listing} == listing
     assert {name: type(model["details"][name]) for name in details} == details

@@ -7,19 +7,11 @@ import math
 from typing import Any
 
 import pytest
+from support import answers
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Message, Stats, TokenLogprob
-from llmrun.server.answer_parts import (
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    CompletionRequest,
-    Envelope,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-)
+from llmrun.server.answer import CompletionRequest, Envelope
 from llmrun.server.protocols import openai_text
 from llmrun.server.protocols.openai_chat import error_body, read, writer
 
@@ -215,15 +207,15 @@ def test_a_stream_begins_with_the_role_of_every_answer() -> None:
 def test_parts_become_deltas_and_the_same_parts_a_whole_answer() -> None:
     written = writer({**USER, "stream_options": {"include_usage": True}}, ENVELOPE)
     parts = [
-        ResponseStarted(0, 10, 4),
-        ReasoningText(0, "hm "),
-        AnswerText(0, "Hi", (TOKEN,)),
-        CallStarted(0, 0, "c1", "f"),
-        CallArguments(0, 0, '{"x"'),
-        CallArguments(0, 0, ": 1}"),
-        ResponseFinished(0, "tool_calls", Stats(completion_tokens=3)),
+        answers.started(10, 4),
+        answers.reasoning("hm "),
+        answers.text("Hi", (TOKEN,)),
+        answers.call("c1", "f"),
+        answers.arguments('{"x"'),
+        answers.arguments(": 1}", ends=True),
+        answers.finished("stop", Stats(completion_tokens=3)),
     ]
-    deltas = [chunk["choices"][0] for part in parts for chunk in chunks(written.feed(part))]
+    deltas = [chunk["choices"][0] for part in parts for chunk in chunks(written.feed(0, part))]
     assert [choice["delta"] for choice in deltas] == [
         {"reasoning_content": "hm "},
         {"content": "Hi"},
@@ -247,21 +239,22 @@ def test_parts_become_deltas_and_the_same_parts_a_whole_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"), [("stop", "stop"), ("stop_string", "stop"), ("length", "length"), ("repeats", "stop")]
+    ("reason", "detail", "told"),
+    [("stop", "", "stop"), ("stop", "END", "stop"), ("length", "", "length"), ("repeats", "a", "stop")],
 )
-def test_why_an_answer_ended(reason: str, told: str) -> None:
+def test_why_an_answer_ended(reason: str, detail: str, told: str) -> None:
     written = writer(USER, ENVELOPE)
-    written.feed(ResponseFinished(0, reason, Stats()))
+    written.feed(0, answers.finished(reason, Stats(), detail))
     assert written.whole()["choices"][0]["finish_reason"] == told
 
 
 def test_a_whole_answer_has_no_cut_call() -> None:
     written = writer(USER, ENVELOPE)
     for part in (
-        CallStarted(0, 0, "c1", "f"), CallArguments(0, 0, "{}"), CallStarted(0, 1, "c2", "f"),
-        CallArguments(0, 1, '{"a": '), ResponseFinished(0, "length", Stats()),
+        answers.call("c1", "f"), answers.arguments("{}", ends=True), answers.call("c2", "f"),
+        answers.arguments('{"a": '), answers.finished("length", Stats()),
     ):  # fmt: skip
-        written.feed(part)
+        written.feed(0, part)
     (choice,) = written.whole()["choices"]
     assert [call["id"] for call in choice["message"]["tool_calls"]] == ["c1"]
     assert choice["finish_reason"] == "length"
@@ -279,7 +272,8 @@ def test_allowed_tools_are_the_only_ones() -> None:
 def test_usage_has_the_tokens_of_reasoning() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
     for index in range(2):
-        written.feed(ResponseFinished(index, "stop", Stats(completion_tokens=9), reasoning_tokens=4))
+        written.feed(index, answers.reasoning("Hm.", tokens=4))
+        written.feed(index, answers.finished("stop", Stats(completion_tokens=9)))
     assert written.whole()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 8}
 
 
@@ -293,12 +287,12 @@ def test_every_chunk_of_a_completion_has_a_usage_if_one_is_requested() -> None:
     body = {"prompt": "Hi", "stream_options": {"include_usage": True}}
     written = openai_text.writer(body, ENVELOPE)
     first, second, last = chunks(
-        written.feed(AnswerText(0, "a"))
-        + written.feed(ResponseFinished(0, "stop", Stats(completion_tokens=1)))
+        written.feed(0, answers.text("a"))
+        + written.feed(0, answers.finished("stop", Stats(completion_tokens=1)))
         + written.end()
     )
     assert (first["usage"], second["usage"], last["usage"]["completion_tokens"]) == (None, None, 1)
-    assert "usage" not in chunks(openai_text.writer({"prompt": "Hi"}, ENVELOPE).feed(AnswerText(0, "a")))[0]
+    assert "usage" not in chunks(openai_text.writer({"prompt": "Hi"}, ENVELOPE).feed(0, answers.text("a")))[0]
 
 
 def test_the_best_of_several_completions_is_not_looked_for() -> None:
@@ -308,9 +302,9 @@ def test_the_best_of_several_completions_is_not_looked_for() -> None:
 
 def test_usage_tells_what_became_of_drafts() -> None:
     written = writer({**USER, "n": 2}, ENVELOPE)
-    written.feed(ResponseFinished(0, "stop", Stats(drafted_tokens=10, accepted_tokens=7)))
+    written.feed(0, answers.finished("stop", Stats(drafted_tokens=10, accepted_tokens=7)))
     assert "completion_tokens_details" in written.whole()["usage"]
-    written.feed(ResponseFinished(1, "stop", Stats(drafted_tokens=5, accepted_tokens=1)))
+    written.feed(1, answers.finished("stop", Stats(drafted_tokens=5, accepted_tokens=1)))
     details = written.whole()["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 7}
     assert "completion_tokens_details" not in writer(USER, ENVELOPE).whole()["usage"]
@@ -319,14 +313,14 @@ def test_usage_tells_what_became_of_drafts() -> None:
 def test_usage_counts_the_prompt_of_several_answers_once_whichever_came_first() -> None:
     written = writer({**USER, "n": 3}, ENVELOPE)
     for choice, cached in ((2, 10), (0, 39), (1, 39)):
-        written.feed(ResponseStarted(choice, 40, cached))
+        written.feed(choice, answers.started(40, cached))
     usage = written.whole()["usage"]
     assert (usage["prompt_tokens"], usage["prompt_tokens_details"]) == (40, {"cached_tokens": 10})
 
 
 def test_several_text_completions_are_streamed_by_their_index() -> None:
     written = openai_text.writer({"prompt": "Once", "n": 2, "echo": True}, ENVELOPE)
-    streamed = written.begin() + written.feed(AnswerText(1, "b")) + written.feed(AnswerText(0, "a"))
+    streamed = written.begin() + written.feed(1, answers.text("b")) + written.feed(0, answers.text("a"))
     told = [(chunk["choices"][0]["index"], chunk["choices"][0]["text"]) for chunk in chunks(streamed)]
     assert told == [(0, "Once"), (1, "Once"), (1, "b"), (0, "a")]
     assert [choice["text"] for choice in written.whole()["choices"]] == ["Oncea", "Onceb"]
@@ -344,14 +338,16 @@ def test_an_error_in_a_stream_has_our_code() -> None:
 
 
 def test_half_a_character_pair_is_escaped() -> None:
-    assert chunks(writer(USER, ENVELOPE).feed(AnswerText(0, "\ud800")))[0]["choices"][0]["delta"]["content"] == "\ud800"
+    assert (
+        chunks(writer(USER, ENVELOPE).feed(0, answers.text("\ud800")))[0]["choices"][0]["delta"]["content"] == "\ud800"
+    )
 
 
 def test_text_completions_have_the_old_log_probabilities() -> None:
     body = {"prompt": ["Once"], "logprobs": 1}
     assert openai_text.read(body).request.prompt == "Once"
     written = openai_text.writer(body, ENVELOPE)
-    written.feed(AnswerText(0, "Hi", (TOKEN,)))
+    written.feed(0, answers.text("Hi", (TOKEN,)))
     assert written.whole()["choices"][0]["logprobs"] == {
         "tokens": ["Hi"], "token_logprobs": [-0.5], "top_logprobs": [{"Ho": -1.5}],
         "text_offset": [0],
@@ -362,7 +358,7 @@ def test_offsets_count_characters_of_which_tokens_may_be_parts() -> None:
     pieces = (b"H\xc3", b"\xa4", "€".encode(), b"!")
     tokens = [TokenLogprob(piece.decode("utf-8", "replace"), tuple(piece), -0.5, ()) for piece in pieces]
     written = openai_text.writer({"prompt": "Once", "logprobs": 1}, ENVELOPE)
-    streamed = b"".join(written.feed(AnswerText(0, "?", (token,))) for token in tokens)
+    streamed = b"".join(written.feed(0, answers.text("?", (token,))) for token in tokens)
     offsets = [offset for chunk in chunks(streamed) for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == [0, 1, 2, 3]
 
@@ -379,8 +375,8 @@ def test_several_prompts_and_token_ids() -> None:
 def test_usage_is_that_of_all_prompts() -> None:
     written = openai_text.writer({"prompt": ["a", "b"], "n": 2, "echo": True}, ENVELOPE)
     for choice, tokens in enumerate((3, 3, 5, 5)):
-        written.feed(ResponseStarted(choice, tokens, 1))
-        written.feed(ResponseFinished(choice, "stop", Stats(completion_tokens=2)))
+        written.feed(choice, answers.started(tokens, 1))
+        written.feed(choice, answers.finished("stop", Stats(completion_tokens=2)))
     whole = written.whole()
     assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (8, 8)
     assert [choice["text"] for choice in whole["choices"]] == ["a", "a", "b", "b"]

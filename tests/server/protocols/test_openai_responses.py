@@ -10,21 +10,13 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from support import answers
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Message, Stats, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.messages import Event, Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import Limits
-from llmrun.server.answer_parts import (
-    AnswerText,
-    CallArguments,
-    CallStarted,
-    Envelope,
-    Part,
-    ReasoningText,
-    ResponseFinished,
-    ResponseStarted,
-)
+from llmrun.server.answer import Envelope
 from llmrun.server.protocols.openai_responses import read, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
@@ -32,12 +24,12 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": False}
 ENVELOPE = Envelope("resp_1", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, completion_tokens=7)
-CALLS: tuple[Part, ...] = (
-    CallStarted(0, 0, "call_1", "weather"),
-    CallArguments(0, 0, '{"city": '),
-    CallArguments(0, 0, '"Rome"}'),
-    CallStarted(0, 1, "call_2", "now"),
-    CallArguments(0, 1, "{}"),
+CALLS: tuple[Event, ...] = (
+    answers.call("call_1", "weather"),
+    answers.arguments('{"city": '),
+    answers.arguments('"Rome"}', ends=True),
+    answers.call("call_2", "now"),
+    answers.arguments("{}", ends=True),
 )
 
 
@@ -48,9 +40,9 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
     assert (request.messages, request.begins, request.may_begin_anew) == ((hello,), "Hi th", True)
 
 
-def streamed(*parts: Part) -> bytes:
+def streamed(*parts: Event) -> bytes:
     made = writer(HELLO, ENVELOPE)
-    return made.begin() + b"".join(made.feed(part) for part in parts) + made.end()
+    return made.begin() + b"".join(made.feed(0, part) for part in parts) + made.end()
 
 
 def as_their_client_reads(data: bytes) -> Response:
@@ -210,11 +202,11 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused() -> None:
 
 def test_a_stream_of_thoughts_and_text() -> None:
     data = streamed(
-        ResponseStarted(0, 30, 10),
-        ReasoningText(0, "Hm."),
-        AnswerText(0, "Hel"),
-        AnswerText(0, "lo"),
-        ResponseFinished(0, "stop", STATS),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text("Hel"),
+        answers.text("lo"),
+        answers.finished("stop", STATS),
     )
     assert [event["type"].removeprefix("response.") for event in events(data)] == [
         "created", "in_progress",
@@ -234,11 +226,11 @@ def test_a_stream_of_thoughts_and_text() -> None:
 def test_every_event_is_one_of_theirs_and_numbered() -> None:
     known: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     parts = (
-        ResponseStarted(0, 30, 0),
-        ReasoningText(0, "Hm."),
-        AnswerText(0, "Well."),
+        answers.started(30, 0),
+        answers.reasoning("Hm."),
+        answers.text("Well."),
         *CALLS,
-        ResponseFinished(0, "tool_calls", STATS),
+        answers.finished("stop", STATS),
     )
     told = events(streamed(*parts))
     for event in told:
@@ -247,9 +239,7 @@ def test_every_event_is_one_of_theirs_and_numbered() -> None:
 
 
 def test_a_stream_of_calls() -> None:
-    data = streamed(
-        ResponseStarted(0, 30, 10), AnswerText(0, "Let me see."), *CALLS, ResponseFinished(0, "tool_calls", STATS)
-    )
+    data = streamed(answers.started(30, 10), answers.text("Let me see."), *CALLS, answers.finished("stop", STATS))
     response = as_their_client_reads(data)
     calls = [(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"]
     assert calls == [("call_1", "weather", '{"city": "Rome"}'), ("call_2", "now", "{}")]
@@ -259,21 +249,21 @@ def test_a_stream_of_calls() -> None:
 def test_a_whole_response_is_what_the_stream_ended_with() -> None:
     made = writer(HELLO, ENVELOPE)
     parts = (
-        ResponseStarted(0, 30, 10),
-        ReasoningText(0, "Hm."),
-        AnswerText(0, "Well."),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text("Well."),
         *CALLS,
-        ResponseFinished(0, "tool_calls", STATS),
+        answers.finished("stop", STATS),
     )
     for part in parts:
-        made.feed(part)
+        made.feed(0, part)
     assert made.whole() == events(streamed(*parts))[-1]["response"]
     response = Response.model_validate(made.whole())
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
 
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
-    data = streamed(ResponseStarted(0, 30, 10), AnswerText(0, "Hel"), ResponseFinished(0, "length", STATS))
+    data = streamed(answers.started(30, 10), answers.text("Hel"), answers.finished("length", STATS))
     last = events(data)[-1]
     assert last["type"] == "response.incomplete"
     response = Response.model_validate(last["response"])
@@ -283,8 +273,8 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
 
 
 def test_a_cut_call_is_incomplete() -> None:
-    parts = (*CALLS[:4], CallArguments(0, 1, '{"zone": "U'), ResponseFinished(0, "length", STATS))
-    response = Response.model_validate(events(streamed(ResponseStarted(0, 30, 10), *parts))[-1]["response"])
+    parts = (*CALLS[:4], answers.arguments('{"zone": "U'), answers.finished("length", STATS))
+    response = Response.model_validate(events(streamed(answers.started(30, 10), *parts))[-1]["response"])
     assert [(item.type, item.status) for item in response.output if item.type == "function_call"] == [
         ("function_call", "completed"),
         ("function_call", "incomplete"),
@@ -306,7 +296,7 @@ def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
 def test_logprobs() -> None:
     token = TokenLogprob("é", (195, 169), -0.5, (("e", (101,), -0.7),))
     response = as_their_client_reads(
-        streamed(ResponseStarted(0, 3, 0), AnswerText(0, "é", (token,)), ResponseFinished(0, "stop", STATS))
+        streamed(answers.started(3, 0), answers.text("é", (token,)), answers.finished("stop", STATS))
     )
     message = response.output[0]
     assert message.type == "message"
@@ -343,15 +333,15 @@ def test_calls_have_the_names_of_the_client() -> None:
     made = writer({"input": "Hi", "tools": _CODEX_TOOLS}, ENVELOPE)
     data = made.begin()
     for part in (
-        ResponseStarted(0, 30, 0),
-        CallStarted(0, 0, "c1", "mcp__memory__add"),
-        CallArguments(0, 0, "{}"),
-        CallStarted(0, 1, "c2", "apply_patch"),
-        CallArguments(0, 1, '{"input": "*** Be'),
-        CallArguments(0, 1, 'gin\\n"}'),
-        ResponseFinished(0, "tool_calls", STATS),
+        answers.started(30, 0),
+        answers.call("c1", "mcp__memory__add"),
+        answers.arguments("{}", ends=True),
+        answers.call("c2", "apply_patch"),
+        answers.arguments('{"input": "*** Be'),
+        answers.arguments('gin\\n"}', ends=True),
+        answers.finished("stop", STATS),
     ):
-        data += made.feed(part)
+        data += made.feed(0, part)
     sent = events(data + made.end())
     for event in sent:
         known.validate_python(event)
@@ -364,7 +354,8 @@ def test_calls_have_the_names_of_the_client() -> None:
 
 def test_a_response_has_all_required_fields_and_counts_reasoning() -> None:
     made = writer(HELLO, ENVELOPE)
-    made.feed(ResponseFinished(0, "stop", STATS, reasoning_tokens=4))
+    made.feed(0, answers.reasoning("Hm.", tokens=4))
+    made.feed(0, answers.finished("stop", STATS))
     whole = made.whole()
     assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
     assert [whole[name] for name in ("instructions", "metadata", "temperature", "top_p")] == [None] * 4
@@ -376,8 +367,8 @@ def test_a_response_has_all_required_fields_and_counts_reasoning() -> None:
 def test_encrypted_reasoning_comes_back_as_it_was() -> None:
     body = {**HELLO, "include": ["reasoning.encrypted_content"], "store": False}
     made = writer(body, ENVELOPE)
-    for part in (ReasoningText(0, "Hm."), AnswerText(0, "Hi"), ResponseFinished(0, "stop", STATS)):
-        made.feed(part)
+    for part in (answers.reasoning("Hm."), answers.text("Hi"), answers.finished("stop", STATS)):
+        made.feed(0, part)
     thought, said = made.whole()["output"]
     bare = {name: value for name, value in thought.items() if name != "content"}
     messages = read({"model": "m", "input": [bare, said, {"role": "user", "content": "And?"}]}).request.messages

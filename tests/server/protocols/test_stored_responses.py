@@ -13,7 +13,7 @@ import pytest
 from support.served import LiveServer
 
 from llmrun.errors import UsageError
-from llmrun.server.http_errors import ResponseNotFoundError
+from llmrun.server.http import ResponseNotFoundError
 from llmrun.server.protocols import stored_responses
 from llmrun.server.protocols.stored_responses import ResponseStore
 

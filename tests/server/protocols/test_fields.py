@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmrun.server.durations import read_duration
+from llmrun.server.protocols.fields import read_duration
 
 
 @pytest.mark.parametrize(

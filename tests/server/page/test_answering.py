@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from support import answers
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import Stats
-from llmrun.server.answer_parts import AnswerText, ReasoningText, ResponseFinished
-from llmrun.server.page.writer import PageWriter
+from llmrun.server.page.answering import PageWriter
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_the_first_text_is_sent_at_once_and_the_next_ones_together(clock: list[float]) -> None:
     writer = PageWriter()
-    assert writer.feed(ReasoningText(0, "Hm.")).count(b"event: reasoning") == 1
-    assert [writer.feed(AnswerText(0, word)) for word in ("one", " two")] == [b"", b""]
+    assert writer.feed(0, answers.reasoning("Hm.")).count(b"event: reasoning") == 1
+    assert [writer.feed(0, answers.text(word)) for word in ("one", " two")] == [b"", b""]
     clock[0] += 0.2
-    sent = writer.feed(AnswerText(0, " three"))
+    sent = writer.feed(0, answers.text(" three"))
     assert sent.count(b"event: text") == 3
     assert sent.index(b"one") < sent.index(b" two") < sent.index(b" three")
     assert writer.answer.text == "one two three"
@@ -34,16 +34,16 @@ def test_the_first_text_is_sent_at_once_and_the_next_ones_together(clock: list[f
 def test_slow_text_never_waits(clock: list[float]) -> None:
     writer = PageWriter()
     for _ in range(5):
-        assert writer.feed(AnswerText(0, "word")).count(b"event: text") == 1
+        assert writer.feed(0, answers.text("word")).count(b"event: text") == 1
         clock[0] += 0.2
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_waiting_text_is_sent_before_the_end_and_before_an_error(clock: list[float], *, failed: bool) -> None:
     writer = PageWriter()
-    writer.feed(AnswerText(0, "one"))
-    writer.feed(AnswerText(0, " two"))
-    end = writer.error(LlmrunError("no")) if failed else writer.feed(ResponseFinished(0, "stop", Stats()))
+    writer.feed(0, answers.text("one"))
+    writer.feed(0, answers.text(" two"))
+    end = writer.error(LlmrunError("no")) if failed else writer.feed(0, answers.finished("stop", Stats()))
     events = end.split(b"\n\n")
     assert [b" two" in events[0], len(events)] == [True, 3]
     assert writer.end() == b""
