@@ -237,7 +237,7 @@ def make_plan(
     n_cells, cell_notes = fit.cells(n_ctx)
     on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
     n_batch = min(max(preferences.n_ubatch, DEVICE_BATCH if on_device else 0), n_ctx)
-    fit, context_notes = _with_wide_micro_batches(fit, n_ctx, n_cells, n_batch, context_notes)
+    fit, notes = _with_wide_micro_batches(fit, n_ctx, n_cells, n_batch, context_notes)
     preferences = fit.preferences
     threads, thread_notes = _threads(hardware, preferences.threads)
     n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
@@ -260,13 +260,7 @@ def make_plan(
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
-        notes=(
-            *context_notes,
-            *head_notes,
-            *cell_notes,
-            *_gpu_notes(header, hardware, preferences, split),
-            *thread_notes,
-        ),
+        notes=(*notes, *head_notes, *cell_notes, *_gpu_notes(header, hardware, preferences, split), *thread_notes),
         kv_type_k=attention["kv_type_k"],
         kv_type_v=attention["kv_type_v"],
         flash_attention=flash_attention,
