@@ -34,6 +34,7 @@ from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepTime
 
 N_CTX = 1024
+Q8_0 = {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}
 MODELS = {
     f"{arch}-{rate}": (arch, rate, heads)
     for arch, heads, rates in (("qwen35", 1, (1.0, 0.7, 0.0)), ("glm4moe", 1, (1.0, 0.7, 0.0)), ("step35", 3, (1.0,)))
@@ -133,7 +134,7 @@ def together(count: int) -> dict[str, Any]:
     return {"n_seq_max": count, "n_cells": count * N_CTX} if count > 1 else {}
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}, {"n_ctx_start": 64}], ids=repr)
+@pytest.mark.parametrize("settings", [{}, Q8_0, {"n_ctx_start": 64}], ids=repr)
 @pytest.mark.parametrize("count", [1, 4, 8])
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_are_those_without_heads(
@@ -185,39 +186,41 @@ def test_retracted_tokens(models: dict[str, LlamaModel], name: str) -> None:
         assert talk.accepted > 0
 
 
+@pytest.mark.parametrize("settings", [{}, Q8_0], ids=repr)
 @pytest.mark.parametrize("name", HYBRID_AND_NOT)
-def test_preemption(models: dict[str, LlamaModel], name: str) -> None:
+def test_preemption(models: dict[str, LlamaModel], name: str, settings: dict[str, Any]) -> None:
     """There are fewer cells than the answers need, so that some begin again."""
     model = models[name]
     prompts = [prompt * 3 for prompt in prompts_of(model, 4)]
     cells = {"n_seq_max": 4, "n_cells": sum(map(len, prompts)) + 120, "n_batch": 32}
-    with talking(model, heads=False, **together(4)) as plain:
+    with talking(model, heads=False, **together(4), **settings) as plain:
         expected = plain.answers(prompts)
-    with talking(model, heads=True, **cells) as talk:
+    with talking(model, heads=True, **cells, **settings) as talk:
         assert talk.answers(prompts) == expected
         assert talk.drafted > 0
 
 
-def two_turns(model: LlamaModel) -> tuple[list[int], list[int], list[int], list[int]]:
+def two_turns(model: LlamaModel, **settings: Any) -> tuple[list[int], list[int], list[int], list[int]]:
     """Return a long question, its answer without heads, a second question, and the answer to that."""
     first, second = prompts_of(model, 2)
     long = first * 30
-    with talking(model, heads=False) as plain:
+    with talking(model, heads=False, **settings) as plain:
         one = plain.answers([long])[0]
         return long, one, second, plain.answers([[*long, *one, *second]])[0]
 
 
+@pytest.mark.parametrize("settings", [{}, Q8_0], ids=repr)
 @pytest.mark.parametrize("name", HYBRID_AND_NOT)
-def test_saved_states(models: dict[str, LlamaModel], name: str, tmp_path: Path) -> None:
+def test_saved_states(models: dict[str, LlamaModel], name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     """They hold the heads' cells too; one that was saved without heads is read, and one with heads without."""
     model = models[name]
-    long, one, second, expected = two_turns(model)
+    long, one, second, expected = two_turns(model, **settings)
     for saved_with, read_with in ((True, True), (False, True), (True, False)):
         states = KVStore(tmp_path / f"{saved_with}-{read_with}", "a key", 1 << 30)
-        with talking(model, heads=saved_with, states=states) as talk:
+        with talking(model, heads=saved_with, states=states, **settings) as talk:
             assert talk.answers([long])[0] == one
             assert talk.engine.save(1, prompt_only=False)[0] > 0
-        with talking(model, heads=read_with, states=states) as talk:
+        with talking(model, heads=read_with, states=states, **settings) as talk:
             sequence = talk.add([*long, *one, *second])
             talk.run()
             assert sequence.n_reused >= len(long)
@@ -225,14 +228,17 @@ def test_saved_states(models: dict[str, LlamaModel], name: str, tmp_path: Path) 
             assert talk.accepted > 0 or not read_with
 
 
+@pytest.mark.parametrize("settings", [{}, Q8_0], ids=repr)
 @pytest.mark.parametrize("name", HYBRID_AND_NOT)
-def test_the_engine_starts_again_with_the_prefixes_of_the_last(models: dict[str, LlamaModel], name: str) -> None:
+def test_the_engine_starts_again_with_the_prefixes_of_the_last(
+    models: dict[str, LlamaModel], name: str, settings: dict[str, Any]
+) -> None:
     model = models[name]
-    long, one, second, expected = two_turns(model)
-    with talking(model, heads=True) as talk:
+    long, one, second, expected = two_turns(model, **settings)
+    with talking(model, heads=True, **settings) as talk:
         talk.answers([long])
         prefixes = talk.engine.prefixes()
-    with talking(model, heads=True) as talk:
+    with talking(model, heads=True, **settings) as talk:
         talk.engine = Engine(talk.context, draft_model=talk.heads, prefixes=prefixes)
         assert talk.answers([[*long, *one, *second]])[0] == expected
 
@@ -275,6 +281,49 @@ def test_a_cancelled_answer_leaves_what_the_next_one_needs(models: dict[str, Lla
         talk.engine.cancel(1)
         talk.run()
         assert talk.answers([first * 4, [*first * 4, *second]]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *((name, method) for name in HYBRID_AND_NOT for method in ("begin", "go_on", "decode")),
+        *(("step35-1.0", method) for method in ("begin", "decode")),  # whose first head drafts one token
+    ],
+)
+def test_an_answer_cancelled_within_a_draft_disturbs_no_other(
+    models: dict[str, LlamaModel], name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of three is cancelled while the heads draft, or their drafts are verified; its turn then goes on."""
+    model = models[name]
+    prompts = prompts_of(model, 3)
+    with talking(model, heads=False, **together(3)) as plain:
+        expected = plain.answers(prompts)
+        following = plain.answers([[*prompts[0] * 4, *prompts[1]]])
+    with talking(model, heads=True, **together(3)) as talk:
+        assert talk.context.heads is not None
+        owner = talk.context if method == "decode" else talk.context.heads
+        inner, calls = getattr(owner, method), []
+
+        def cancelling(*arguments: Any) -> Any:
+            is_of_drafts = method != "decode" or any(answer.draft for answer in talk.engine._active)
+            calls.extend([1] * is_of_drafts)
+            if len(calls) == 3 and is_of_drafts:
+                talk.engine.cancel(1)
+                model.flag.set()
+            try:
+                return inner(*arguments)
+            finally:
+                model.flag.clear()
+
+        monkeypatch.setattr(owner, method, cancelling)
+        sequences = [talk.add(prompt) for prompt in prompts]
+        talk.run()
+        assert len(calls) >= 3
+        answered = [sequence.tokens[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
+        assert len(answered[0]) < len(expected[0])
+        assert answered[0] == expected[0][: len(answered[0])]
+        assert answered[1:] == expected[1:]
+        assert talk.answers([[*prompts[0] * 4, *prompts[1]]]) == following
 
 
 @pytest.mark.parametrize("name", HYBRID_AND_NOT)
