@@ -238,31 +238,30 @@ def make_plan(
     on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
     n_batch = min(max(preferences.n_ubatch, DEVICE_BATCH if on_device else 0), n_ctx)
     fit, context_notes = _with_wide_micro_batches(fit, n_ctx, n_cells, n_batch, context_notes)
-    preferences = fit.preferences
-    threads, thread_notes = _threads(hardware, preferences.threads)
+    threads, thread_notes = _threads(hardware, fit.preferences.threads)
     n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
     flash_attention = _flash_attention(fit)
     grows = flash_attention == "off" or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
-    parts = without_flash_attention(plain, header, n_ctx, preferences.n_ubatch) if writes_scores else plain
+    parts = without_flash_attention(plain, header, n_ctx, fit.preferences.n_ubatch) if writes_scores else plain
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
         n_batch=n_batch,
-        n_ubatch=preferences.n_ubatch,
+        n_ubatch=fit.preferences.n_ubatch,
         threads=threads,
         gpu_layers=split.gpu_layers,
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
         notes=(*context_notes, *head_notes, *cell_notes, *_placement_notes(fit, split), *thread_notes),
-        kv_type_k=preferences.attention["kv_type_k"],
-        kv_type_v=preferences.attention["kv_type_v"],
+        kv_type_k=fit.preferences.attention["kv_type_k"],
+        kv_type_v=fit.preferences.attention["kv_type_v"],
         flash_attention=flash_attention,
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
-        n_seq_max=preferences.parallel,
+        n_seq_max=fit.preferences.parallel,
         n_cells=n_cells,
         n_parked=fit.parked,
         n_rollback=fit.rollback,
@@ -275,7 +274,7 @@ def make_plan(
         gpu_counts=split.gpu_counts,
         gpu_excess=measured.gpu_excess,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
-        **preferences.device_settings,
+        **fit.preferences.device_settings,
     )
 
 
