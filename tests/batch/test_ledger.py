@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from llmrun.batch.answers import FinishedRow
-from llmrun.batch.ledger import BatchProgress, Ledger
 from llmrun.batch.results import ResultFile
-from llmrun.batch.rows import Row
+from llmrun.batch.rows import FinishedRow, Row
+from llmrun.batch.run import BatchProgress, Ledger
 from llmrun.errors import UsageError
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from support import answers
 
-from llmrun.batch.answers import result_of
 from llmrun.batch.results import ResultFile, WrittenRow
-from llmrun.batch.rows import Row
+from llmrun.batch.rows import Row, result_of
 from llmrun.errors import DiskFullError, UsageError
 from llmrun.protocol.messages import Stats
 

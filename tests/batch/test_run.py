@@ -11,11 +11,9 @@ from typing import Any, cast
 import pytest
 from support.answers import accumulated
 
-from llmrun.batch.answers import result_of
-from llmrun.batch.ledger import BatchProgress, Ledger
 from llmrun.batch.results import ResultFile
-from llmrun.batch.rows import PendingRow, Row, RowTemplate
-from llmrun.batch.run import BatchRun
+from llmrun.batch.rows import PendingRow, Row, RowTemplate, result_of
+from llmrun.batch.run import BatchProgress, BatchRun, Ledger
 from llmrun.errors import BadGrammarError, EngineCrashedError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.loading import Load

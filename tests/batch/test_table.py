@@ -16,8 +16,8 @@ from support import remote_server
 from support.remote_server import MODEL, FarServer
 from typer.testing import CliRunner, Result
 
+from llmrun.batch.results import OutputFiles, write_table
 from llmrun.batch.rows import Row
-from llmrun.batch.table import OutputFiles, write_table
 from llmrun.cli.batch import batch
 from llmrun.errors import RowsFailedError, UsageError
 

@@ -9,7 +9,7 @@ import pytest
 from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
 from support.stand_in_hub import sha256
 
-from llmrun.models.hashing import sha256_of, verify
+from llmrun.models.fingerprint import sha256_of, verify
 from llmrun.models.store import other_programs
 from llmrun.models.store.store import Store
 

@@ -26,7 +26,6 @@ from llmrun.errors import (
     ResourceError,
 )
 from llmrun.models.download import download as module
-from llmrun.models.download import part
 from llmrun.models.download.download import download, ignore_progress
 from llmrun.models.download.transfer import RetryPolicy, TransferSource, ignore_note
 
@@ -417,11 +416,11 @@ def test_disk_that_fills_up_meanwhile(
 
     with monkeypatch.context() as patch:
         if where == "write":
-            patch.setattr(part.DownloadPart, "append", full)
+            patch.setattr(module.DownloadPart, "append", full)
         elif where == "fsync":
-            patch.setattr(part.os, "fsync", full)
+            patch.setattr(module.os, "fsync", full)
         else:
-            patch.setattr(part.Path, "replace", full)
+            patch.setattr(module.Path, "replace", full)
         with pytest.raises(DiskFullError, match=r"no space is left|not allowed there") as caught:
             fetch(hub, target)
     assert caught.value.exit_status == 6
@@ -495,7 +494,7 @@ def test_ranges_are_resumed_by_the_next_run(hub: StandInHub, target: Path) -> No
     for limit in (1_000_000, 2_000_000):
         with pytest.raises(KeyboardInterrupt):
             fetch(hub, target, on_progress=interrupt)
-        kept = part.arrived_bytes(target, len(CONTENT))
+        kept = module.arrived_bytes(target, len(CONTENT))
         assert kept > limit - module.CONNECTIONS * module.RANGE_BYTES  # progress counts what was read ahead
         assert not target.exists()
     asked = len(hub.transfers())

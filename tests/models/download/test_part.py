@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.stand_in_hub import sha256
 
-from llmrun.models.download.part import DownloadPart, WrongBytesError, arrived_bytes, part_path
+from llmrun.models.download.download import DownloadPart, WrongBytesError, arrived_bytes, part_path
 
 CONTENT = random.Random(4).randbytes(1_000_003)
 SIZE = len(CONTENT)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.model_disk import NEW, OLD, age, put, settings, tree
 
-from llmrun.models.store.collect import Leftover, collect, discard
-from llmrun.models.store.in_use import using
+from llmrun.models.store.removal import Leftover, collect, discard
 from llmrun.models.store.store import Store
+from llmrun.models.store.use import using
 
 FOLDER = "models--maker--tiny-GGUF"
 SHA = "f" * 64

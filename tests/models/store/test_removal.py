@@ -12,10 +12,10 @@ from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_st
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.store import other_programs
-from llmrun.models.store.in_use import holders, in_use, removing, using
 from llmrun.models.store.installed import Installed
 from llmrun.models.store.removal import plan_removal, remove
 from llmrun.models.store.store import Store
+from llmrun.models.store.use import holders, in_use, removing, using
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
@@ -165,7 +165,7 @@ def test_an_interruption_leaves_nothing_dangling_and_can_be_finished(
 USE = """
 import sys
 from pathlib import Path
-from llmrun.models.store.in_use import using
+from llmrun.models.store.use import using
 with using(Path(sys.argv[1])):
     print("using", flush=True)
     sys.stdin.read()
