@@ -41,7 +41,7 @@ HOMES = {
     "prompt_toolkit": ("ui/",),
     "typer": ("cli/",),
     "click": (),
-    "huggingface_hub": ("models/hub_api.py",),
+    "huggingface_hub": ("models/hub.py",),
     "starlette": (
         "server/app.py",
         *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "ollama", "response")),

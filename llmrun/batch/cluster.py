@@ -28,11 +28,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import llmrun
-from llmrun.batch.ledger import RowSink
 from llmrun.batch.node import ChunkResult, NodeEngine, NodeJob, NodeReport
 from llmrun.batch.plan import BatchPlan, EngineDescription, RowRequirements
 from llmrun.batch.rows import PendingRow
-from llmrun.batch.run import AHEAD
+from llmrun.batch.run import AHEAD, RowSink
 from llmrun.errors import LlmrunError, ResourceError, UsageError
 
 _PIECES = 8  # per node's parallel rows: few calls, and a lost node loses little work

@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import llmrun
-from llmrun.batch.answers import FinishedRow
-from llmrun.batch.local import LocalEngine
+from llmrun.batch.answerers import LocalEngine
 from llmrun.batch.plan import EngineDescription, RowRequirements
-from llmrun.batch.rows import PendingRow
+from llmrun.batch.rows import FinishedRow, PendingRow
 from llmrun.batch.run import BatchRun
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
@@ -26,7 +25,7 @@ from llmrun.model.loading import prepare
 from llmrun.models.location import find_projector
 from llmrun.models.pull import pull
 from llmrun.models.registry import load_catalogue, resolve
-from llmrun.models.store.in_use import using
+from llmrun.models.store.use import using
 from llmrun.planning.estimate import chooser
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.adapters import Adapter

@@ -11,9 +11,9 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import NamedTuple, Protocol
 
-from llmrun.batch.ledger import RowSink
 from llmrun.batch.results import WrittenRow
 from llmrun.batch.rows import PendingRow, Row, RowTemplate, in_order, text_of
+from llmrun.batch.run import RowSink
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.planning.plan import LoadPreferences

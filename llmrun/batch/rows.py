@@ -1,8 +1,7 @@
-"""The rows of a batch: read from a file, and translated to requests.
+"""The rows of a batch: read from a file, translated to requests, and their results as lines of the file of answers.
 
-Must not know engines or answers. A row is a text, a table's row that fills a template, a conversation, or a request in
-the format of OpenAI's batches (`custom_id`, `url`, `body`).
-"""
+A row is a text, a table's row that fills a template, a conversation, or a request in the format of OpenAI's batches
+(`custom_id`, `url`, `body`)."""
 
 from __future__ import annotations
 
@@ -10,16 +9,19 @@ import csv
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
-from llmrun.errors import UsageError, brief
+from llmrun.errors import LlmrunError, UsageError, brief
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import as_dict, load_json
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope
 from llmrun.server.protocols import openai_chat, openai_text
+from llmrun.server.protocols.openai import error_body, finish_reason
 from llmrun.storage import require_regular
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -301,3 +303,60 @@ def in_order(texts: Mapping[int, str]) -> list[int]:
         before = text
     groups.sort(key=lambda group: (-max(len(texts[number]) for number in group), group[0]))
     return [number for group in groups for number in group]
+
+
+class FinishedRow(NamedTuple):
+    """A row with an answer or an error."""
+
+    row: int  # number
+    key: str  # of the request
+    result: dict[str, Any]  # the line; its "error" is None unless the row failed
+    prompt_tokens: int = 0  # these are 0 if it failed
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def failed(self) -> bool:
+        return self.result["error"] is not None
+
+
+def row_done(todo: PendingRow, answer: ResponseAccumulator, error: LlmrunError | None) -> FinishedRow:
+    """Return the result of a row: its answer, or an error."""
+    result = result_of(todo.row, answer, error, todo.key)
+    if error is not None:
+        return FinishedRow(todo.row.number, todo.key, result)
+    prompt, cached = (answer.started.prompt_tokens, answer.started.reused_tokens) if answer.started else (0, 0)
+    return FinishedRow(todo.row.number, todo.key, result, prompt, cached, answer.stats.completion_tokens)
+
+
+def result_of(row: Row, answer: ResponseAccumulator, error: LlmrunError | None, key: str) -> dict[str, Any]:
+    """Return the line of a row: in the format of OpenAI's batches, or the answer with the row's own id."""
+    if row.url:
+        answered = {"status_code": 200, "request_id": key, "body": _body(row, answer, key)} if error is None else None
+        failed = error_body(error, error.http_status)["error"] if error is not None else None
+        return {
+            "id": f"batch_req_{key}",
+            "custom_id": row.columns.get("custom_id"),
+            "response": answered,
+            "error": failed,
+        }
+    own = {name: row.columns[name] for name in ("id", "custom_id") if name in row.columns}
+    if error is not None:
+        return {**own, "answer": None, "error": {"code": error.code, "message": str(error), "hint": error.hint}}
+    thoughts = {"thoughts": answer.reasoning} if answer.reasoning else {}
+    return {
+        **own,
+        "answer": answer.text,
+        **thoughts,
+        "finish_reason": finish_reason(answer),
+        "prompt_tokens": answer.stats.prompt_tokens,
+        "completion_tokens": answer.stats.completion_tokens,
+        "error": None,
+    }
+
+
+def _body(row: Row, answer: ResponseAccumulator, key: str) -> dict[str, Any]:
+    model = str(row.columns["body"].get("model") or "")
+    writer = protocol_of(row).writer(row.columns["body"], Envelope(f"cmpl-{key}", int(time.time()), model))
+    writer.answers[0] = answer
+    return writer.whole()

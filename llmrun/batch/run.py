@@ -1,24 +1,123 @@
-"""Answers the rows of a batch with one engine, as many in parallel as it has sequences.
+"""A batch run with one engine, as many rows in parallel as it has sequences; its progress is written and counted.
 
-Resends the rows of an engine that died; must not know terminals or files. The engine's loop does the batching: it
-always has a few more rows than sequences, so that it never waits for the front.
-"""
+Rows of an engine that died are sent again. The engine's loop does the batching: it always has a few more rows than
+sequences, so that it never waits for the front."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
+from typing import Protocol
 
-from llmrun.batch.answers import row_done
-from llmrun.batch.ledger import RowSink
-from llmrun.batch.rows import PendingRow
+from llmrun.batch.results import ResultFile
+from llmrun.batch.rows import FinishedRow, PendingRow, Row, result_of, row_done
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import Event, Generate
 from llmrun.runner.client import EngineClient
+
+
+class RowSink(Protocol):
+    """A receiver of finished rows and events."""
+
+    def begin(self) -> None:
+        """Note that an engine is loaded."""
+
+    def put(self, done: FinishedRow) -> None:
+        """Take a finished row."""
+
+    def died(self) -> None:
+        """Count an engine that died."""
+
+    def note(self, text: str) -> None:
+        """Show a note to the user."""
+
+
+_LEAST_ROWS = 4  # of this run, before the time left is estimated
+
+
+@dataclass(slots=True)
+class BatchProgress:
+    """The counts of a batch."""
+
+    total: int  # rows of the input
+    before: int = 0  # rows with a line at the start of this run
+    failed_before: int = 0  # of these, with an error
+    done: int = 0  # rows of this run, failed ones included
+    failed: int = 0  # of these
+    prompt_tokens: int = 0  # these are of the rows of this run that did not fail
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    deaths: int = 0  # engines that died
+    parallel: int = 1  # rows that are answered at once
+    seconds: float = 0.0  # since the engine was loaded
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.completion_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate from the rows of this run; None before enough of them ended.
+
+        The first of parallel rows end together late, or one of them early: neither gives a pace.
+        """
+        left = self.total - self.before - self.done
+        return self.seconds / self.done * left if self.done >= max(_LEAST_ROWS, 2 * self.parallel) else None
+
+
+class Ledger:
+    """The RowSink that writes and counts.
+
+    Args:
+        on_progress: called after each row.
+        on_note: shows a note to the user.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        results: ResultFile,
+        tally: BatchProgress,
+        on_progress: Callable[[], None] = lambda: None,
+        on_note: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._results, self._tally = results, tally
+        self._on_progress, self._clock = on_progress, clock
+        self.note = on_note
+        self._started_at: float | None = None
+
+    def begin(self) -> None:
+        """Start to count time, at the first engine."""
+        if self._started_at is None:
+            self._started_at = self._clock()
+
+    def refuse(self, broken: Iterable[tuple[Row, LlmrunError]]) -> None:
+        """Write the errors of invalid rows."""
+        for row, error in broken:
+            self.put(FinishedRow(row.number, "", result_of(row, ResponseAccumulator(), error, f"row-{row.number}")))
+
+    def put(self, done: FinishedRow) -> None:
+        """Write a row's line. Raises as ResultFile.add()."""
+        tally = self._tally
+        self._results.add(done.row, done.key, done.result)
+        tally.done += 1
+        tally.failed += done.failed
+        tally.prompt_tokens += done.prompt_tokens
+        tally.cached_tokens += done.cached_tokens
+        tally.completion_tokens += done.completion_tokens
+        tally.seconds = self._clock() - self._started_at if self._started_at is not None else 0.0
+        self._on_progress()
+
+    def died(self) -> None:
+        """Count an engine that died; the line of the row at fault has the error."""
+        self._tally.deaths += 1
+
 
 AHEAD = 8
 """Number of rows queued in the engine, which starts with the one that has the longest cached prefix."""

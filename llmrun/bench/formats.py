@@ -7,6 +7,8 @@ are shared.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import re
@@ -145,9 +147,6 @@ def _file(path: str) -> str:
 
 
 def _csv(rows: Sequence[BenchRow]) -> str:
-    import csv
-    import io
-
     text = io.StringIO()
     names = [name for name in _DEFAULTS.to_json() if name not in _ARRAYS]
     names = names[: names.index(_LAST_OF_LLAMA_BENCH) + 1]

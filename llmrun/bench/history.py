@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from llmrun.bench.results import Result
@@ -178,8 +179,6 @@ class History:
 
     def _measured(self, result: Result) -> float:
         """Return the time of the first row that has one; now if none has."""
-        from datetime import datetime
-
         for row in result.rows:
             with suppress(ValueError):
                 # Python 3.10 does not know the Z.

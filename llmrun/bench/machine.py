@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import sys
 from collections.abc import Sequence
@@ -15,9 +16,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import llmrun
 from llmrun.bench import significance
 from llmrun.bench.results import BenchWarning, Machine
 from llmrun.planning.hardware import Hardware, cgroup_directories, parse_statistic, probe, probe_details
+from llmrun.planning.speed import Clock
 from llmrun.protocol.llama_folder import llama_version
 from llmrun.protocol.sizes import readable_size
 from llmrun.system import read_number, read_text
@@ -46,8 +49,6 @@ def describe(
         build_commit: of ggml, as the engine reports it.
         root: folder with proc, sys and etc; tests pass samples.
     """
-    import llmrun
-
     hardware = hardware or probe(root)
     details = probe_details(root)
     machine = Machine(
@@ -85,8 +86,6 @@ def label(machine: Machine) -> str:
 
 
 def _system(root: Path) -> str:
-    import platform
-
     if sys.platform == "darwin":
         return f"macOS {platform.mac_ver()[0]}"
     if not sys.platform.startswith("linux"):
@@ -98,8 +97,6 @@ def _system(root: Path) -> str:
 
 
 def _kernel(root: Path) -> str:
-    import platform
-
     # Anything may follow the number, even a host's name.
     number = re.match(r"[\d.]*\d", platform.release())
     text = f"{platform.system()} {number[0] if number else ''}".strip()
@@ -238,8 +235,6 @@ def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarnin
 
 def read(root: Path = Path("/")) -> SystemCounters:
     """Return the current counters."""
-    from llmrun.planning.speed import Clock
-
     now = Clock.now()
     groups = cgroup_directories(read_text(root / "proc/self/cgroup"), root / "sys/fs/cgroup")
     stopped = [read_text(group / "cpu.stat") for kind in ("", "cpu") for group in groups.get(kind, [])]

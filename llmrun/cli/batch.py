@@ -41,9 +41,8 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.batch.plan import BatchPlan, RowAnswerer
-    from llmrun.batch.results import ResultFile
+    from llmrun.batch.results import OutputFiles, ResultFile
     from llmrun.batch.rows import Row, RowTemplate
-    from llmrun.batch.table import OutputFiles
     from llmrun.remote.server import Server
 
 
@@ -140,9 +139,8 @@ def batch(
     is 10. With --at, MODEL may be left out if the server has only one.
     """
     from llmrun.batch.plan import plan_batch
-    from llmrun.batch.results import ResultFile
+    from llmrun.batch.results import ResultFile, output_files
     from llmrun.batch.rows import RowTemplate
-    from llmrun.batch.table import output_files
     from llmrun.ui.views.batch import show_plan
 
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
@@ -223,11 +221,11 @@ def _answering(
         with connected(address, job) as cluster:
             yield cluster
         return
-    from llmrun.batch.local import LocalEngine
+    from llmrun.batch.answerers import LocalEngine
     from llmrun.cli.loading import find_model
     from llmrun.model.loading import prepare
     from llmrun.models.location import find_projector
-    from llmrun.models.store.in_use import using
+    from llmrun.models.store.use import using
 
     adapters = loading.adapters
     spec, path = find_model(output, name, yes=loading.yes)
@@ -239,7 +237,7 @@ def _answering(
 
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
     """Return a remote engine. Raise for options that the server does not support; rows are checked one by one."""
-    from llmrun.batch.remote import RemoteEngine
+    from llmrun.batch.answerers import RemoteEngine
     from llmrun.remote.request_body import require_told
 
     model = served_model(output, server, None if name == ANY_MODEL else name)
@@ -279,8 +277,8 @@ def _answer(
     Raises:
         RowsFailedError: rows failed, in this run or an earlier one.
     """
-    from llmrun.batch.ledger import BatchProgress, Ledger
-    from llmrun.batch.table import write_table
+    from llmrun.batch.results import write_table
+    from llmrun.batch.run import BatchProgress, Ledger
     from llmrun.ui.views.batch import BatchView
 
     total = len(rows)

@@ -172,7 +172,7 @@ def _opened(
     from llmrun.gguf.reader import read_header
     from llmrun.gguf.rules import check
     from llmrun.models.location import locate
-    from llmrun.models.store.in_use import using
+    from llmrun.models.store.use import using
 
     settings = load_settings()
     located = [locate(name, settings) for name in dict.fromkeys(names)]

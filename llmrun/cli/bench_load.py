@@ -100,7 +100,7 @@ def measure(
     from llmrun.bench.load import measure as measure_load
     from llmrun.cli.loading import find_model
     from llmrun.model.loading import prepare
-    from llmrun.models.store.in_use import using
+    from llmrun.models.store.use import using
     from llmrun.planning.plan import LoadPreferences
     from llmrun.protocol.settings import PARALLEL_BOUNDS
     from llmrun.ui.views.bench import BenchView

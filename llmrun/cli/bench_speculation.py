@@ -39,7 +39,7 @@ def measure(
     from llmrun.bench.speculation import measure as measure_gains
     from llmrun.cli.loading import find_draft, find_model
     from llmrun.model.loading import A_CHAT, prepare
-    from llmrun.models.store.in_use import using
+    from llmrun.models.store.use import using
     from llmrun.planning.plan import LoadPreferences
     from llmrun.planning.speculation import read_draft_source
     from llmrun.protocol.params import MOST_TOKENS

@@ -15,7 +15,7 @@ from llmrun.ui.terminal.output import Output
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Install without asking.")]
 
 if TYPE_CHECKING:
-    from llmrun.doctor.trial import TrialResult
+    from llmrun.doctor.doctor import TrialResult
 
 
 def doctor(
@@ -56,8 +56,8 @@ def doctor(
 
 
 def _install_gpu(output: Output, *, yes: bool) -> None:
+    from llmrun.doctor.doctor import try_model
     from llmrun.doctor.gpu_build import cuda_package, install, install_package, require_build
-    from llmrun.doctor.trial import try_model
     from llmrun.planning.hardware import probe_details, this_machine
     from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 
@@ -93,7 +93,7 @@ def _install_gpu(output: Output, *, yes: bool) -> None:
 
 
 def _try(settings: Settings) -> TrialResult | LlmrunError | None:
-    from llmrun.doctor.trial import try_model
+    from llmrun.doctor.doctor import try_model
 
     try:
         return try_model(settings)

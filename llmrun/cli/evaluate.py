@@ -102,7 +102,7 @@ def evaluate(
     measure their effect. Ctrl-C prints the figures so far.
     """
     from llmrun.cli.loading import find_model
-    from llmrun.models.store.in_use import using
+    from llmrun.models.store.use import using
     from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.evaluate import evaluate as measure
     from llmrun.ui.views.evaluate import EvaluationSubject, reading

@@ -17,7 +17,7 @@ from llmrun.model import Model
 from llmrun.model.loading import ExpectedUse, prepare
 from llmrun.models.location import find_projector, locate, not_on_disk, require_projector
 from llmrun.models.registry import ModelSpec
-from llmrun.models.store.in_use import using
+from llmrun.models.store.use import using
 from llmrun.planning.measurements import compare_allocated
 from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.loading import LoadProgress

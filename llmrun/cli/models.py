@@ -17,8 +17,8 @@ from llmrun.errors import LlmrunError, NetworkError, UsageError, require_within
 from llmrun.gguf.header import DRAFT_KINDS
 from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue
 from llmrun.models.store.installed import Installed
-from llmrun.models.store.last_used import last_used
 from llmrun.models.store.store import all_models
+from llmrun.models.store.use import last_used
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.output import Output
 

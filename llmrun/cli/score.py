@@ -37,7 +37,7 @@ def score(
     """
     from llmrun.cli.loading import find_model
     from llmrun.cli.tokenize import read_content
-    from llmrun.models.store.in_use import using
+    from llmrun.models.store.use import using
     from llmrun.quantize.evaluate import check_sample
     from llmrun.quantize.evaluate import score as measure
     from llmrun.ui.views.evaluate import reading

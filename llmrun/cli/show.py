@@ -166,7 +166,7 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
     """Return facts about a model that is not on this disk."""
     from llmrun.models import hub
     from llmrun.models.download.remote import read_remote_header
-    from llmrun.models.hub_api import login_hint, token
+    from llmrun.models.hub import login_hint, token
 
     if spec.url is not None:
         return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}

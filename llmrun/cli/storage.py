@@ -32,9 +32,9 @@ NamesArgument = Annotated[
 
 def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOption = False) -> None:
     """Delete models from this disk."""
-    from llmrun.models.store.in_use import removing
     from llmrun.models.store.removal import plan_removal
     from llmrun.models.store.removal import remove as do_remove
+    from llmrun.models.store.use import removing
 
     output = Output(json=json)
     settings = load_settings()
@@ -73,7 +73,7 @@ def collect_garbage(
 
     These are partial downloads, unreferenced blobs, old revisions and locks. Lists them and asks first.
     """
-    from llmrun.models.store.collect import collect, discard
+    from llmrun.models.store.removal import collect, discard
     from llmrun.ui.terminal.tables import FileRow, show_files
 
     output = Output(json=json)
@@ -148,7 +148,7 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Verify the checksums of downloaded models."""
-    from llmrun.models.hashing import VerificationResult, verify
+    from llmrun.models.fingerprint import VerificationResult, verify
     from llmrun.ui.terminal.progress import download_progress
     from llmrun.ui.terminal.tables import FileRow, show_files
 
@@ -222,7 +222,7 @@ def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
 
 def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> UsageError:
     """Describe the processes that have a model loaded, and how to end them."""
-    from llmrun.models.store.in_use import holders
+    from llmrun.models.store.use import holders
     from llmrun.server.registry import running_servers
 
     servers = {server.pid: server for server in running_servers(settings.state_dir)}

@@ -16,14 +16,13 @@ from llmrun.gguf import filenames
 from llmrun.gguf.reader import read_header, read_part
 from llmrun.models import hub
 from llmrun.models.download import mirror
-from llmrun.models.download.download import OnProgress, download, ignore_progress
-from llmrun.models.download.part import arrived_bytes
+from llmrun.models.download.download import OnProgress, arrived_bytes, download, ignore_progress
 from llmrun.models.download.remote import remote_size
 from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, TransferSource, ignore_note
-from llmrun.models.hub_api import login_hint, token
+from llmrun.models.hub import login_hint, token
 from llmrun.models.registry import ModelSpec
-from llmrun.models.store.disk import disk_errors, exclusive, require_space
 from llmrun.models.store.installed import HUB_CACHE, Installed
+from llmrun.models.store.new_file import disk_errors, exclusive, require_space
 from llmrun.models.store.store import Store, is_commit
 from llmrun.protocol.sizes import readable_size
 

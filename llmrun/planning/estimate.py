@@ -18,7 +18,7 @@ from llmrun.gguf.header import Header
 from llmrun.models import hub
 from llmrun.models.download.remote import read_remote_header
 from llmrun.models.download.transfer import OnNote, ignore_note
-from llmrun.models.hub_api import login_hint, token
+from llmrun.models.hub import login_hint, token
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, probe_details, this_machine
 from llmrun.planning.memory import memory, repacked_types

@@ -19,7 +19,7 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header
-from llmrun.models.hashing import promised_sha256
+from llmrun.models.fingerprint import promised_sha256
 from llmrun.models.location import find_projector
 from llmrun.models.store.installed import LINK, Installed
 from llmrun.models.store.store import all_models

@@ -22,7 +22,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
-from llmrun.models.store.in_use import using
+from llmrun.models.store.use import using
 from llmrun.planning.plan import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty

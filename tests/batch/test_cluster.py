@@ -11,11 +11,10 @@ pytest.importorskip("ray")
 from support.fake_ray import FakeNode, FakeRay
 
 from llmrun.batch import cluster
-from llmrun.batch.answers import FinishedRow
 from llmrun.batch.cluster import Cluster
 from llmrun.batch.node import NodeJob
 from llmrun.batch.plan import EngineDescription, RowRequirements
-from llmrun.batch.rows import PendingRow, Row, RowTemplate
+from llmrun.batch.rows import FinishedRow, PendingRow, Row, RowTemplate
 from llmrun.batch.run import AHEAD
 from llmrun.errors import LlmrunError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.planning.plan import LoadPreferences

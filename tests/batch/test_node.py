@@ -13,10 +13,9 @@ from support import gguf_writer
 
 import llmrun
 from llmrun.batch import node
-from llmrun.batch.answers import FinishedRow
 from llmrun.batch.node import NodeEngine, NodeJob
 from llmrun.batch.plan import RowRequirements
-from llmrun.batch.rows import PendingRow, Row, RowTemplate
+from llmrun.batch.rows import FinishedRow, PendingRow, Row, RowTemplate
 from llmrun.errors import OutOfMemoryError
 from llmrun.model import Model
 from llmrun.planning.plan import LoadPreferences

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support import gguf_writer
 
-from llmrun.batch import local
-from llmrun.batch.local import LocalEngine
+from llmrun.batch import answerers
+from llmrun.batch.answerers import LocalEngine
 from llmrun.batch.plan import MOST_PARALLEL, BatchPlan, plan_batch
 from llmrun.batch.results import WrittenRow
 from llmrun.batch.rows import Row, RowTemplate
@@ -129,7 +129,7 @@ def test_what_rows_have_in_common_is_counted_once(model: Path) -> None:
 
 def test_how_long_it_takes_by_what_was_measured(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     speed = MachineSpeed(1e9, 1e-6, {}, {}, {"F32": Rates(((100.0, 2e9),), 1e6)})
-    monkeypatch.setattr(local, "speed_of", lambda *args, **options: speed)
+    monkeypatch.setattr(answerers, "speed_of", lambda *args, **options: speed)
 
     def seconds(count: int, most: int | None) -> float | None:
         prepared = partial(prepare, ModelSpec(str(model), path=model), model)

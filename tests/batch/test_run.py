@@ -11,11 +11,9 @@ from typing import Any, cast
 import pytest
 from support.answers import accumulated
 
-from llmrun.batch.answers import result_of
-from llmrun.batch.ledger import BatchProgress, Ledger
 from llmrun.batch.results import ResultFile
-from llmrun.batch.rows import PendingRow, Row, RowTemplate
-from llmrun.batch.run import BatchRun
+from llmrun.batch.rows import FinishedRow, PendingRow, Row, RowTemplate, result_of
+from llmrun.batch.run import BatchProgress, BatchRun, Ledger
 from llmrun.errors import BadGrammarError, EngineCrashedError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
 from llmrun.protocol.loading import Load
@@ -201,3 +199,27 @@ def test_time_left_goes_by_the_rows_of_this_run() -> None:
     assert BatchProgress(80, done=8, parallel=8, seconds=48.0).seconds_left is None, "they ended together"
     assert BatchProgress(20, before=4, done=8, seconds=6.0).seconds_left == 6.0
     assert BatchProgress(10, completion_tokens=30, seconds=6.0).tokens_per_second == 5.0
+
+
+# ---- what is written and counted of rows that are done
+
+
+def test_time_counts_from_the_first_engine_on(tmp_path: Path) -> None:
+    times = iter([10.0, 14.0])
+    tally = BatchProgress(2)
+    with ResultFile(tmp_path / "out.jsonl") as results:
+        ledger = Ledger(results, tally, clock=lambda: next(times))
+        ledger.begin()
+        ledger.begin()
+        ledger.put(FinishedRow(1, "k", {"error": None}, 10, 4, 2))
+    assert tally.seconds == 4.0
+    assert (tally.done, tally.prompt_tokens, tally.cached_tokens, tally.completion_tokens) == (1, 10, 4, 2)
+
+
+def test_rows_that_cant_be_asked_have_their_error(tmp_path: Path) -> None:
+    tally, path = BatchProgress(1), tmp_path / "out.jsonl"
+    with ResultFile(path) as results:
+        Ledger(results, tally).refuse([(Row(3, {"id": "x"}), UsageError("it is broken"))])
+    line = json.loads(path.read_text())
+    assert (line["row"], line["id"], line["error"]["message"]) == (3, "x", "it is broken")
+    assert (tally.done, tally.failed) == (1, 1)

@@ -167,7 +167,7 @@ def test_at_ollama_is_the_server_of_ollama_host(host: str, url: str, monkeypatch
 
 
 def test_hf_token_is_the_token_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmrun.models.hub_api import token
+    from llmrun.models.hub import token
 
     monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
     assert token() == "hf_of_a_test"

@@ -322,7 +322,7 @@ def test_rm_asks_on_a_terminal(full: Machine) -> None:
 HOLD = """
 import os, sys
 from pathlib import Path
-from llmrun.models.store.in_use import using
+from llmrun.models.store.use import using
 from llmrun.server.registry import RunningServer, registered
 address = "http://127.0.0.1:8123"
 with using(Path(sys.argv[1])), registered(Path(sys.argv[2]), address) as entry:

@@ -20,8 +20,7 @@ from llmrun.chat.store.schema import FILE
 from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.doctor import doctor
-from llmrun.doctor.doctor import Finding, examine
-from llmrun.doctor.trial import TrialResult
+from llmrun.doctor.doctor import Finding, TrialResult, examine
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.planning.hardware import Details, Hardware
 from llmrun.protocol.devices import Gpu

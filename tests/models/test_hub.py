@@ -15,7 +15,6 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.models import hub as module
-from llmrun.models import hub_api
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.hub import Match, RemoteFile, choose, file_url, offers, parts_of, repository_files, search
 from llmrun.models.registry import ModelSpec
@@ -169,9 +168,9 @@ def test_an_imported_model_that_is_gone_is_not_fetched_from_a_strangers_reposito
 def test_hub_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    monkeypatch.setattr(hub_api, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(hub_api, "CONNECT_SECONDS", 0.0)
-    monkeypatch.setattr(hub_api, "_get", lambda *_: threading.Event().wait(5))
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(module, "CONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_get", lambda *_: threading.Event().wait(5))
     with pytest.raises(NetworkError, match="no answer within"):
         repository_files(REPOSITORY, "main", settings("http://127.0.0.1:9"))
 

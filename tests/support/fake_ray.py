@@ -12,9 +12,9 @@ from typing import Any
 from ray.exceptions import ActorDiedError, RayTaskError
 
 import llmrun
-from llmrun.batch.answers import FinishedRow
 from llmrun.batch.node import ChunkResult, NodeReport
 from llmrun.batch.plan import EngineDescription
+from llmrun.batch.rows import FinishedRow
 from llmrun.errors import LlmrunError
 
 

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urljoin, urlsplit
 
 from llmrun.errors import IntegrityError, ModelNotFoundError, NetworkError
-from llmrun.models.download.download import OnProgress, download, ignore_progress
-from llmrun.models.download.part import CHUNK_BYTES
+from llmrun.models.download.download import CHUNK_BYTES, OnProgress, download, ignore_progress
 from llmrun.models.download.transfer import OnNote, TransferSource, fetch_page, ignore_note
-from llmrun.models.store.disk import disk_errors, exclusive, require_space
+from llmrun.models.store.new_file import disk_errors, exclusive, require_space
 from llmrun.protocol.codec import load_json
 from llmrun.storage import arriving
 

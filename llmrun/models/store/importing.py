@@ -17,11 +17,11 @@ from llmrun.errors import IntegrityError, UsageError
 from llmrun.gguf import filenames
 from llmrun.gguf.reader import read_header
 from llmrun.models.download.download import OnProgress, ignore_progress
-from llmrun.models.hashing import OnBytes, sha256_of
+from llmrun.models.fingerprint import OnBytes, sha256_of
 from llmrun.models.registry import IMPORTED, ModelSpec
 from llmrun.models.store import other_programs
-from llmrun.models.store.disk import exclusive, require_space
 from llmrun.models.store.installed import Installed
+from llmrun.models.store.new_file import exclusive, require_space
 from llmrun.models.store.store import Store
 from llmrun.storage import disk_errors, sync_folder
 

@@ -1,25 +1,27 @@
-"""Removal of a model from the cache.
+"""Removal of a model from the cache, and garbage collection.
 
-Owns the decision about shared files and the order; must not ask the user. Names go before bytes, so that an
-interruption leaves no broken name; collect.py finds bytes without a name.
+Names go before bytes, so that an interruption leaves no broken name; collect() finds bytes without a name. The cache is
+shared: files that another program may be writing stay, and so do files younger than a day, unless requested.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmrun.errors import UsageError
 from llmrun.gguf import filenames
-from llmrun.models.store.in_use import removing
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
-from llmrun.models.store.last_used import forget_use
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
+from llmrun.models.store.use import forget_use, in_use, removing
 from llmrun.storage import disk_errors
 from llmrun.system import read_text
 
@@ -129,3 +131,226 @@ def _shared(going: list[SnapshotFile], staying: list[SnapshotFile], store: Store
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):
         folder.rmdir()
+
+
+DAY_SECONDS = 86_400.0
+
+_PART = re.compile(r"(?P<target>.+?)\.part(\.[a-z]+)?")  # see download/part.py
+_INCOMPLETE = ".incomplete"  # huggingface_hub's
+_LOCKS = frozenset({".lock", ".transfer"})
+_TEMPORARY = re.compile(r".+\.\d+\.tmp|.+\.unchecked")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Unneeded file."""
+
+    path: Path
+    n_bytes: int  # freed with it
+    why: str  # reason it is unneeded
+    keep: str = ""  # reason to keep it for now; "" to remove it
+    lock: Path | None = None  # held by its writer; None when there is none
+    folder: Path | None = None  # its repository's
+
+
+def collect(store: Store, *, include_recent: bool = False, now: float | None = None) -> list[Leftover]:
+    """Return all unneeded files of the cache, links before their bytes; change nothing.
+
+    Args:
+        include_recent: include files younger than a day, unless another program may be writing them.
+        now: seconds since 1970.
+    """
+    now = time.time() if now is None else now
+    search = _Search(store, now, youngest=now if include_recent else now - DAY_SECONDS)
+    found = [leftover for folder in store.repositories() for leftover in search.in_repository(folder)]
+    return [*found, *search.in_links(), *search.locks()]
+
+
+def discard(leftovers: Iterable[Leftover]) -> int:
+    """Remove the leftovers without a reason to stay; return the freed bytes.
+
+    Raises ResourceError if the disk refuses.
+    """
+    freed = 0
+    folders: dict[Path, None] = {}
+    for leftover in leftovers:
+        if leftover.keep:
+            continue
+        with disk_errors(leftover.path), _free(leftover.lock) as free:
+            if free and not _gained_a_name(leftover):
+                leftover.path.unlink(missing_ok=True)
+                freed += leftover.n_bytes
+        if leftover.folder:
+            folders[leftover.folder] = None
+    for folder in folders:
+        tidy(folder)
+    return freed
+
+
+class _Search:
+    """Search for garbage. Files modified after `youngest` (seconds since 1970) stay."""
+
+    def __init__(self, store: Store, now: float, youngest: float) -> None:
+        self.store = store
+        self.now = now
+        self.youngest = youngest
+
+    def in_repository(self, folder: Path) -> Iterator[Leftover]:
+        files = self.store.snapshot_files(folder)
+        superseded = _superseded(folder, files)
+        needed: set[Path] = set()
+        for file in files:
+            if not file.path.exists():
+                yield self.leftover(file.path, "a name whose bytes are missing", folder=folder)
+            elif file.path in superseded:
+                why = f"an older revision; {superseded[file.path][:7]} has the same file"
+                busy = "an llmrun process has it loaded" if in_use(file.path) else ""
+                leftover = self.leftover(file.path, why, keep=busy, folder=folder)
+                if leftover.keep:
+                    needed.add(file.blob)
+                yield leftover
+            elif _TEMPORARY.fullmatch(file.name):
+                yield self.leftover(file.path, "left by an interrupted installation", folder=folder)
+            else:
+                needed.add(file.blob)
+        old = {file.blob for file in files if file.path in superseded}
+        for path in _files(folder / "blobs"):
+            if path not in needed:
+                yield self.in_blobs(folder, path, "only an older revision has it" if path in old else "")
+
+    def in_blobs(self, folder: Path, path: Path, why: str) -> Leftover:
+        """Classify a file of blobs/ that no snapshot needs."""
+        part = _PART.fullmatch(path.name)
+        name = part["target"] if part else path.name.partition(".")[0]
+        lock = self.store.root / ".locks" / folder.name / f"{name}.lock"
+        if _TEMPORARY.fullmatch(path.name):
+            why = "left by an interrupted import"
+        elif part and path.with_name(name).exists():
+            why = "part of a download that is complete"
+        elif part:
+            why = f"part of a download, {self.age(path)} old; `llmrun pull` would resume it"
+        elif path.name.endswith(_INCOMPLETE):
+            why = f"huggingface_hub's part of a download, {self.age(path)} old; huggingface_hub never resumes one"
+            if self.now - _modified(path) < DAY_SECONDS:
+                return self.leftover(path, why, keep="another program may be writing it", lock=lock, folder=folder)
+        return self.leftover(path, why or "no snapshot refers to these bytes", lock=lock, folder=folder)
+
+    def in_links(self) -> Iterator[Leftover]:
+        """Yield leftovers of plain links: parts, and notes about missing files."""
+        for folder in sorted(self.store.links.glob("*/")):
+            lock = self.store.root / ".locks" / self.store.links.name / f"{folder.name}.lock"
+            files = _files(folder)
+            whole = any(filenames.is_model(path.name) for path in files)
+            for path in files:
+                if _PART.fullmatch(path.name) or _TEMPORARY.fullmatch(path.name):
+                    why = f"part of a download, {self.age(path)} old"
+                    yield self.leftover(path, why, lock=lock, folder=folder)
+                elif not whole:
+                    yield self.leftover(path, "a note about a missing model", lock=lock, folder=folder)
+
+    def locks(self) -> Iterator[Leftover]:
+        """Yield lock files of finished downloads."""
+        for folder in sorted((self.store.root / ".locks").glob("*/")):
+            for path in _files(folder):
+                blobs = self.store.root / folder.name / "blobs"
+                if path.suffix in _LOCKS and not any(blobs.glob(f"{path.stem}.*")):
+                    yield self.leftover(path, "the lock of a finished download", lock=path)
+
+    def leftover(
+        self, path: Path, why: str, *, keep: str = "", lock: Path | None = None, folder: Path | None = None
+    ) -> Leftover:
+        if not keep and _modified(path) > self.youngest:
+            keep = f"only {self.age(path)} old; --all includes it"
+        if lock is not None:
+            with _free(lock) as free:
+                keep = keep if free else "it is being downloaded right now"
+        return Leftover(path, _used_bytes(path), why, keep, lock, folder)
+
+    def age(self, path: Path) -> str:
+        """E.g. "3 days"."""
+        seconds = max(self.now - _modified(path), 0.0)
+        for unit, length in (("day", DAY_SECONDS), ("hour", 3600.0), ("minute", 60.0), ("second", 1.0)):
+            if seconds >= length:
+                count = int(seconds // length)
+                return f"{count} {unit}{'s' * (count > 1)}"
+        return "less than a second"
+
+
+def _superseded(folder: Path, files: list[SnapshotFile]) -> dict[Path, str]:
+    """Map model files that a newer snapshot has too to that snapshot's commit.
+
+    A snapshot that a ref (branch or tag) names never counts as old; otherwise the newest wins.
+    """
+    refs = {read_text(Path(inside, name)) for inside, _, names in os.walk(folder / "refs") for name in names}
+    by_name: dict[str, list[SnapshotFile]] = {}
+    for file in files:
+        if filenames.is_model(file.name) and file.path.exists():
+            by_name.setdefault(file.name, []).append(file)
+    found: dict[Path, str] = {}
+    for same in by_name.values():
+        ranked = sorted(same, key=lambda file: (file.commit in refs, _modified(file.path)))
+        for file in ranked[:-1]:
+            if file.commit not in refs:
+                found[file.path] = ranked[-1].commit
+    return found
+
+
+def _gained_a_name(leftover: Leftover) -> bool:
+    """Return whether a snapshot refers to these bytes since the search."""
+    folder, path = leftover.folder, leftover.path
+    if folder is None or path.parent != folder / "blobs" or "." in path.name:
+        return False
+    return any(
+        symlink_target(Path(inside, name)) == path
+        for inside, _, names in os.walk(folder / "snapshots")
+        for name in names
+    )
+
+
+# ---- locks -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _free(lock: Path | None) -> Iterator[bool]:
+    """Hold an existing lock; yield whether that succeeded."""
+    if lock is None or not lock.exists():
+        yield True
+        return
+    from filelock import FileLock, Timeout
+
+    file_lock = FileLock(lock)
+    try:
+        file_lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        file_lock.release()
+
+
+# ---- the disk --------------------------------------------------------------------------------------
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_symlink() or path.is_file())
+    except OSError:
+        return []
+
+
+def _used_bytes(path: Path) -> int:
+    """Return the bytes on disk; a part that arrives in pieces is sparse."""
+    n_bytes = disk_bytes([path])
+    if sys.platform != "win32" and _PART.fullmatch(path.name):
+        with suppress(OSError):
+            n_bytes = min(n_bytes, path.lstat().st_blocks * 512)
+    return n_bytes
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:  # gone meanwhile
+        return 0.0

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from llmrun.batch.ledger import BatchProgress
 from llmrun.batch.plan import BatchPlan
-from llmrun.batch.table import OutputFiles
+from llmrun.batch.results import OutputFiles
+from llmrun.batch.run import BatchProgress
 from llmrun.protocol.codec import as_dict
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted, rate, seconds

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import random
 import re
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,14 @@ from llmrun.errors import (
     ResourceError,
 )
 from llmrun.models.download import download as module
-from llmrun.models.download import part
-from llmrun.models.download.download import download, ignore_progress
+from llmrun.models.download.download import (
+    DownloadPart,
+    WrongBytesError,
+    arrived_bytes,
+    download,
+    ignore_progress,
+    part_path,
+)
 from llmrun.models.download.transfer import RetryPolicy, TransferSource, ignore_note
 
 CONTENT = random.Random(1).randbytes(3_000_000)
@@ -417,11 +425,11 @@ def test_disk_that_fills_up_meanwhile(
 
     with monkeypatch.context() as patch:
         if where == "write":
-            patch.setattr(part.DownloadPart, "append", full)
+            patch.setattr(module.DownloadPart, "append", full)
         elif where == "fsync":
-            patch.setattr(part.os, "fsync", full)
+            patch.setattr(module.os, "fsync", full)
         else:
-            patch.setattr(part.Path, "replace", full)
+            patch.setattr(module.Path, "replace", full)
         with pytest.raises(DiskFullError, match=r"no space is left|not allowed there") as caught:
             fetch(hub, target)
     assert caught.value.exit_status == 6
@@ -495,7 +503,7 @@ def test_ranges_are_resumed_by_the_next_run(hub: StandInHub, target: Path) -> No
     for limit in (1_000_000, 2_000_000):
         with pytest.raises(KeyboardInterrupt):
             fetch(hub, target, on_progress=interrupt)
-        kept = part.arrived_bytes(target, len(CONTENT))
+        kept = module.arrived_bytes(target, len(CONTENT))
         assert kept > limit - module.CONNECTIONS * module.RANGE_BYTES  # progress counts what was read ahead
         assert not target.exists()
     asked = len(hub.transfers())
@@ -534,3 +542,109 @@ def test_one_flipped_byte_in_a_range(hub: StandInHub, target: Path) -> None:
     with pytest.raises(IntegrityError, match="sha256"):
         fetch(hub, target)
     assert not list(target.parent.iterdir())
+
+
+# ---- a file on its way: its length is what has arrived, and what is installed is right
+
+
+PART_CONTENT = random.Random(4).randbytes(1_000_003)
+SIZE = len(PART_CONTENT)
+HASH = sha256(PART_CONTENT)
+
+
+def complete(part: DownloadPart) -> None:
+    while not part.complete:
+        part.append(PART_CONTENT[part.arrived :][:50_000])
+
+
+def install(part: DownloadPart) -> None:
+    while part.hash_some():
+        pass
+    part.install()
+
+
+def interrupted(
+    target: Path, work: Callable[[DownloadPart], None], sha: str | None = HASH, size: int | None = SIZE
+) -> None:
+    with suppress(KeyboardInterrupt), DownloadPart(target, size, sha) as part:
+        work(part)
+        raise KeyboardInterrupt
+
+
+def test_what_has_arrived_is_there_at_every_moment(tmp_path: Path) -> None:
+    """As if killed after each write: a copy of the part is a download that can go on, with nothing lost."""
+    dice = random.Random(5)
+    target = tmp_path / "file"
+    with DownloadPart(target, SIZE, HASH) as part:
+        for step in range(SIZE):
+            part.append(PART_CONTENT[part.arrived :][: dice.randrange(1, 40_000)])
+            copy = tmp_path / f"killed-{step}"
+            copy.mkdir()
+            shutil.copy(part_path(target), copy)
+            assert arrived_bytes(copy / "file", SIZE) == part.arrived
+            with DownloadPart(copy / "file", SIZE, HASH) as resumed:
+                assert resumed.arrived == part.arrived
+                complete(resumed)
+                install(resumed)
+            assert (copy / "file").read_bytes() == PART_CONTENT
+            if part.complete:
+                break
+    assert step > 20
+
+
+def test_a_part_of_wrong_bytes_is_deleted(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with pytest.raises(WrongBytesError, match="sha256"), DownloadPart(target, SIZE, sha256(b"other")) as part:  # noqa: PT012
+        complete(part)
+        install(part)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_bytes_are_not_installed(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    with pytest.raises(WrongBytesError, match="expected"), DownloadPart(target, SIZE, HASH) as part:
+        part.install()
+    assert not list(tmp_path.iterdir())
+
+
+def test_restart_discards_bytes_and_their_hash(tmp_path: Path) -> None:
+    with DownloadPart(tmp_path / "file", SIZE, HASH) as part:
+        part.append(b"x" * 1000)
+        part.hash_some()
+        part.restart()
+        assert part.arrived == 0
+        complete(part)
+        install(part)
+    assert (tmp_path / "file").read_bytes() == PART_CONTENT
+
+
+def test_what_is_beyond_the_end_is_dropped(tmp_path: Path) -> None:
+    with DownloadPart(tmp_path / "file", 100, sha256(PART_CONTENT[:100])) as part:
+        part.append(PART_CONTENT[:1000])
+        install(part)
+    assert (tmp_path / "file").read_bytes() == PART_CONTENT[:100]
+
+
+def test_empty_part_does_not_stay(tmp_path: Path) -> None:
+    interrupted(tmp_path / "file", lambda part: None)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("version", ["", "x" * 5000, "Ünicode"])
+def test_without_hash_and_version_nothing_stays(tmp_path: Path, version: str) -> None:
+    def work(part: DownloadPart) -> None:
+        part.remember(version)
+        part.append(PART_CONTENT[:1000])
+
+    interrupted(tmp_path / "file", work, None, None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_version_is_remembered(tmp_path: Path) -> None:
+    def work(part: DownloadPart) -> None:
+        part.remember('"one"')
+        part.append(PART_CONTENT[:1000])
+
+    interrupted(tmp_path / "file", work, None, None)
+    with DownloadPart(tmp_path / "file", None, None) as part:
+        assert (part.version, part.arrived) == ('"one"', 1000)

@@ -20,7 +20,7 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.models.download import download as module
-from llmrun.models.download.part import part_path
+from llmrun.models.download.download import part_path
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.models.pull import pull
 from llmrun.models.registry import ModelSpec

@@ -15,8 +15,7 @@ import pytest
 from support.gguf_writer import tiny_model
 from support.stand_in_hub import COMMIT, Request, StandInHub, sha256, stand_in_hub
 
-from llmrun.models.download.download import CONNECTIONS, LARGE_FILE_BYTES
-from llmrun.models.download.part import arrived_bytes
+from llmrun.models.download.download import CONNECTIONS, LARGE_FILE_BYTES, arrived_bytes
 
 NAME = "tiny-Q4_K_M.gguf"
 SMALL = tiny_model() + random.Random(2).randbytes(20_000_000)

@@ -13,10 +13,10 @@ from support.model_disk import lonely_home, settings, tree
 from support.stand_in_hub import sha256
 
 from llmrun.errors import BadModelError, DiskFullError, IntegrityError, ModelNotFoundError, UsageError
-from llmrun.models.hashing import verify
+from llmrun.models.fingerprint import verify
 from llmrun.models.store import importing
-from llmrun.models.store.collect import collect
 from llmrun.models.store.importing import import_model
+from llmrun.models.store.removal import collect
 from llmrun.models.store.store import Store
 
 MODEL = tiny_model()

@@ -11,9 +11,8 @@ import pytest
 from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_studio, put_ollama, settings
 
 from llmrun.models.registry import ModelSpec, load_catalogue
-from llmrun.models.store.in_use import using
-from llmrun.models.store.last_used import forget_use, last_used
 from llmrun.models.store.store import Store, all_models
+from llmrun.models.store.use import forget_use, last_used, using
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from support.remote_server import FINE, MODEL, FarRequest, FarServer, Reply, failed
 
-from llmrun.batch.ledger import BatchProgress, Ledger
+from llmrun.batch.answerers import RemoteEngine
 from llmrun.batch.plan import RowRequirements, plan_batch
-from llmrun.batch.remote import RemoteEngine
 from llmrun.batch.results import ResultFile
 from llmrun.batch.rows import Row, RowTemplate
+from llmrun.batch.run import BatchProgress, Ledger
 from llmrun.errors import LoginRequiredError, UnavailableError
 from llmrun.remote.client import PATIENT
 from llmrun.remote.server import ServedModel, Server

@@ -1,7 +1,8 @@
-"""Shared locks on loaded model files, so that no process removes them meanwhile.
+"""The use of a model: shared locks on loaded files, so that nothing removes them meanwhile, and the time of last use.
 
 The system drops a lock when its process ends, even after a crash. Files that can't be locked (Windows, some network
-disks) count as unused; Windows itself refuses to remove a mapped file.
+disks) count as unused; Windows itself refuses to remove a mapped file. Disks do not keep access times reliably: the
+time of use is that of an empty file for each model in the state folder, which needs no lock.
 """
 
 from __future__ import annotations
@@ -13,10 +14,40 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from llmrun.errors import ModelNotFoundError, UsageError
+from llmrun.config import load_settings
+from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf import filenames
-from llmrun.models.store.last_used import note_use
 from llmrun.system import lock
+
+_FOLDER = "used"
+
+
+def note_use(model: Path) -> None:
+    """Keep the time now for a model, if the disk allows it. Of a split model, `model` is the first part."""
+    with suppress(OSError, LlmrunError):
+        mark = _mark(model)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def last_used(model: Path) -> float:
+    """Return the time of a model's last use, in seconds since 1970; 0 if llmrun has not used it."""
+    with suppress(OSError, LlmrunError):
+        return _mark(model).stat().st_mtime
+    return 0.0
+
+
+def forget_use(model: Path) -> None:
+    """Forget a model that is removed. Call it while its file still exists, which may be a link to another."""
+    with suppress(OSError, LlmrunError):
+        os.remove(_mark(model))  # noqa: PTH107 - as removal.py counts on Path.unlink() for models
+
+
+def _mark(model: Path) -> Path:
+    from hashlib import sha256
+
+    name = sha256(os.fsencode(os.path.realpath(model))).hexdigest()[:32]
+    return load_settings().state_dir / _FOLDER / name
 
 
 @contextmanager
