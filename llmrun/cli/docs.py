@@ -134,11 +134,11 @@ def _refresh(output: Output, index: FolderIndex, embed: Embed | None = None, mod
         first, *others = state.left_out
         output.note(f"Left out: {first}{f'; and {len(others):,} more' if others else ''}")
     if not state.passages:
-        output.note("There is no text in this folder: no passages will go along.")
+        output.note("There is no text in this folder.")
 
 
 def show_found(output: Output, passages: tuple[Passage, ...], *, hint: str = "") -> None:
-    """Print how many passages go along with a question."""
+    """Print how many passages are sent with a question."""
     from llmrun.chat.passages import passages_line
 
-    output.note(f"{passages_line(passages)} go along{hint}." if passages else "No passage goes along.")
+    output.note(f"Sent with {passages_line(passages)}{hint}." if passages else "No passage fits the question.")

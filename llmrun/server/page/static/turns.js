@@ -94,7 +94,7 @@ export function questionElement(entry, { edit, go, answer }) {
   return element;
 }
 
-/** Return the passages of documents that went along with a question, numbered as the model saw them. */
+/** Return the passages of documents that were sent with a question, numbered as the model saw them. */
 function passagesElement({ passages, passages_line }) {
   const note = ({ place, heading, score, text }) =>
     h("li", {}, h("details", {}, h("summary", {}, clean([place, heading, `score ${number(score, 2)}`].filter(Boolean).join(" · "))), h("pre", { class: "plain" }, clean(text))));
