@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.embedding_models import gguf_of
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal
+from typer.testing import CliRunner
+
+from llmrun.cli.app import app
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
 ENGINES = "echo,normal"  # of the model that answers, which is started first, and of the embedding model
@@ -125,3 +132,20 @@ def test_an_embedding_model_that_dies_does_not_end_the_chat(chat: type[Terminal]
     talk = chat("echo,dying_of_queries,normal", "--docs", "notes", "--docs-model", "./tiny.gguf")
     assert any("the engine died" in line for line in talk.ask("Where is the tea?"))
     assert "[1] tea.md, lines 1-2:" in " ".join(talk.ask("Where is the tea?")), "a new engine embeds"
+
+
+def test_a_real_embedding_model_computes_the_vectors(
+    own_engines: None, random_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/one.txt").write_text("the model runs\n" + "a b " * 200)  # more than BERT's window
+    (tmp_path / "notes/two.txt").write_text("b b\n")
+    bert = str(gguf_of("bert, mean", tmp_path / "bert"))
+    options = ("--docs", str(tmp_path / "notes"), "--docs-model", bert, "--raw", "--max-tokens", "1", "--ctx", "512")
+    done = CliRunner().invoke(app, ["run", str(random_qwen), "the model", *options])
+    assert done.exit_code == 0, done.stderr
+    assert "Documents: 2 passages of 2 files; 2 files new or changed." in done.stderr
+    with closing(sqlite3.connect(*(tmp_path / "home/docs").glob("*.db"))) as index:
+        vectors = [np.frombuffer(row[0], "<f2").astype(float) for row in index.execute("SELECT vector FROM passages")]
+    assert [np.linalg.norm(each) for each in vectors] == pytest.approx([1.0] * 2, abs=1e-2)

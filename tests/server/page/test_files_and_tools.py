@@ -61,11 +61,11 @@ def test_passages_of_documents_go_along_with_a_question(serve: Serve, tmp_path: 
     server = serve(index=index)
     chat = ask(server, "Where is the tea?")
     (question,) = chat["entries"]
-    passage, _ = question["passages"]
+    (passage,) = question["passages"]
     assert (passage["place"], passage["heading"]) == ("tea.md, lines 1-2", "Kitchen")
     assert passage["text"] == "# Kitchen\nTea is in the kitchen."
     assert (question["text"], question["passages_line"], question["files"]) == (
-        "Where is the tea?", "2 passages of 2 files", "",
+        "Where is the tea?", "1 passage of 1 file", "",
     )  # fmt: skip
     answered = "".join(each["text"] for each in answer(server, chat).events if "text" in each)
     assert answered.startswith("Passages of my documents"), "the model saw them"
