@@ -36,6 +36,7 @@ _LEAST_TOKENS = 60  # of a passage before a heading begins the next one
 _OVERLAP_TOKENS = 40  # repeated at the start of a passage whose predecessor ends inside a paragraph
 _COMMIT_PASSAGES = 64  # computed in one transaction: an interrupted indexing goes on from there
 _CANDIDATES = 50  # of each of the two rankings
+_LEAST_SHARE = 0.5  # of the best cosine or the best BM25 value that a passage must have
 _MEANING_WEIGHT = 0.6  # against that of the words
 _MOST_WORDS = 64  # of a question, for the search by words
 _QUESTION_CHARACTERS = 1000  # at the end of a long one, which may follow a pasted text
@@ -295,7 +296,8 @@ class FolderIndex:
             words = _by_words(database.connection, question)
             nearest = dict(sorted(meaning.items(), key=lambda pair: -pair[1])[:_CANDIDATES])
             values = _fused(nearest, {one: value for one, value in words.items() if not meaning or one in meaning})
-            best = sorted(values, key=lambda one: (-values[one], one))[:most]
+            near = _near(nearest) | _near(words)
+            best = sorted(near & values.keys(), key=lambda one: (-values[one], one))[:most]
             scores = meaning or words
             return [passage for one in best for passage in _stored(database.connection, one, scores[one])]
 
@@ -406,6 +408,12 @@ def _fused(meaning: Mapping[int, float], words: Mapping[int, float]) -> dict[int
     }
 
 
+def _near(values: Mapping[int, float]) -> set[int]:
+    """Return the candidates of a ranking that are not far behind its best."""
+    least = _LEAST_SHARE * max(values.values(), default=0.0)
+    return {one for one, value in values.items() if value >= least}
+
+
 def _scaled(values: Mapping[int, float]) -> dict[int, float]:
     """Return values between 0 and 1."""
     least, most = min(values.values(), default=0.0), max(values.values(), default=0.0)
@@ -440,8 +448,8 @@ def passages_for(index: FolderIndex, question: str, before: str, n_ctx: int) -> 
     left = min(MOST_TOKENS, n_ctx // 4) if n_ctx else MOST_TOKENS
     chosen: list[Passage] = []
     for passage in index.search(searched[-_QUESTION_CHARACTERS:]):
-        left -= estimated_tokens(passage.text)
-        if left < 0:
-            break
-        chosen.append(passage)
+        size = estimated_tokens(passage.text)
+        if size <= left:
+            left -= size
+            chosen.append(passage)
     return tuple(chosen)

@@ -133,7 +133,7 @@ def chat(
     """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
     if web:
         _refuse_with_web(context)
-        _show_page(model, preset, saving, loading, tooling)
+        _show_page(model, preset, saving, loading, docs, tooling)
         return
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
@@ -143,7 +143,7 @@ def chat(
 def _refuse_with_web(context: typer.Context) -> None:
     """Raise UsageError for an option that only a chat on the terminal has."""
     shared = {"model", "web", "preset", "last", "session", *inspect.signature(load_options).parameters}
-    shared |= inspect.signature(tooling).parameters.keys()
+    shared |= {*inspect.signature(tooling).parameters, *inspect.signature(documents).parameters}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in shared:
@@ -155,7 +155,12 @@ def _refuse_with_web(context: typer.Context) -> None:
 
 
 def _show_page(
-    model: str, preset: str | None, saving: SessionOptions, loading: LoadingOptions, options: ToolOptions
+    model: str,
+    preset: str | None,
+    saving: SessionOptions,
+    loading: LoadingOptions,
+    docs: DocsOptions,
+    options: ToolOptions,
 ) -> None:
     """Serve the page of a new chat, or of the one that goes on, until Ctrl-C."""
     from llmrun.cli.serve import serve_page
@@ -168,7 +173,7 @@ def _show_page(
             saved.release()
     if not model:
         raise UsageError("there is no model to talk to", hint="llmrun chat smollm2 --web")
-    serve_page(model, loading, options, page)
+    serve_page(model, loading, docs, options, page)
 
 
 def talk_with(

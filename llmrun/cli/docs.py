@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import typer
 
 from llmrun.cli.completion import complete_model
-from llmrun.cli.loading import open_model
+from llmrun.cli.loading import find_model, open_model
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
+from llmrun.gguf.reader import read_header
 from llmrun.model.embeddings import EmbedOptions
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.plan import LoadPreferences, trained_context
 from llmrun.planning.speculation import OFF
 from llmrun.system import user_path
 from llmrun.ui.terminal.activity import Activity
@@ -95,8 +96,11 @@ def open_documents(output: Output, options: DocsOptions, loading: LoadingOptions
         _refresh(output, index)
         yield index
         return
+    trained = trained_context(read_header(find_model(output, options.model, yes=loading.yes)[1]))
     preferences = LoadPreferences(
-        _WINDOW, threads=loading.preferences.threads, gpu_layers=loading.preferences.gpu_layers
+        _WINDOW if trained > _WINDOW else None,
+        threads=loading.preferences.threads,
+        gpu_layers=loading.preferences.gpu_layers,
     )
     own = LoadingOptions(preferences, OFF, loading.verbose, loading.yes)
     with open_model(output, options.model, own, embeds=True, another=True) as model:
@@ -134,11 +138,11 @@ def _refresh(output: Output, index: FolderIndex, embed: Embed | None = None, mod
         first, *others = state.left_out
         output.note(f"Left out: {first}{f'; and {len(others):,} more' if others else ''}")
     if not state.passages:
-        output.note("There is no text in this folder: no passages will go along.")
+        output.note("There is no text in this folder.")
 
 
 def show_found(output: Output, passages: tuple[Passage, ...], *, hint: str = "") -> None:
-    """Print how many passages go along with a question."""
+    """Print how many passages are sent with a question."""
     from llmrun.chat.passages import passages_line
 
-    output.note(f"{passages_line(passages)} go along{hint}." if passages else "No passage goes along.")
+    output.note(f"Sent with {passages_line(passages)}{hint}." if passages else "No passage fits the question.")

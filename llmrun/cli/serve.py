@@ -24,6 +24,7 @@ from llmrun.cli import settings_file
 from llmrun.cli.answer_files import template_text
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import page_presets, served_presets
+from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.options import (
     LoadingOptions,
     TemplateOption,
@@ -42,6 +43,7 @@ from llmrun.server.registry import allow_many_connections, bind
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.chat.passages import FolderIndex
     from llmrun.insight.explain import ExplainedAnswer
     from llmrun.insight.merges import MergeRule
     from llmrun.planning.pairs import DraftFile
@@ -127,7 +129,7 @@ InstallOption = Annotated[
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
 
 
-@with_options(loading=loading, marking=WATERMARK_OPTIONS, tooling=tooling)
+@with_options(loading=loading, marking=WATERMARK_OPTIONS, docs=documents, tooling=tooling)
 def serve(
     context: typer.Context,
     models: ModelsArgument = None,
@@ -154,6 +156,7 @@ def serve(
     *,
     loading: LoadingOptions,
     marking: Mapping[str, Any],
+    docs: DocsOptions,
     tooling: ToolOptions,
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
@@ -189,8 +192,8 @@ def serve(
         return
     if not output.stderr_is_terminal and not log_json:
         _write_times(output)
-    with page_tools(output, tooling) as tools:
-        run_in_event_loop(_run(output, options, listening, parent, tools, log_json=log_json))
+    with page_tools(output, tooling) as tools, open_documents(output, docs, loading) as index:
+        run_in_event_loop(_run(output, options, listening, parent, tools, index, log_json=log_json))
 
 
 def _write_times(output: Output) -> None:
@@ -220,10 +223,11 @@ def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptio
         serve_in_background(output, arguments, port)
 
 
-def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: str) -> None:
+def serve_page(name: str, loading: LoadingOptions, docs: DocsOptions, tooling: ToolOptions, page: str) -> None:
     """Serve a model on a free port of loopback, for the page alone, until Ctrl-C.
 
     Args:
+        docs: documents of the page.
         tooling: tools of the page.
         page: path of the page that the browser opens.
     """
@@ -247,9 +251,9 @@ def serve_page(name: str, loading: LoadingOptions, tooling: ToolOptions, page: s
         presets=page_presets,
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
-    output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
-    with page_tools(output, tooling) as tools:
-        run_in_event_loop(_run(output, options, listening, None, tools, log_json=False))
+    with page_tools(output, tooling) as tools, open_documents(output, docs, loading) as index:
+        output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
+        run_in_event_loop(_run(output, options, listening, None, tools, index, log_json=False))
 
 
 def _open_browser(address: str) -> bool:
@@ -391,6 +395,7 @@ async def _run(
     listening: socket.socket,
     parent: int | None,
     tools: PageTools,
+    index: FolderIndex | None,
     *,
     log_json: bool,
 ) -> None:
@@ -409,6 +414,7 @@ async def _run(
         settings,
         explain_page=_explain_page,
         tools=tools,
+        index=index,
         on_served=view.served,
         on_loaded=partial(_show_loaded, view, options),
         on_failed=view.failed,

@@ -149,7 +149,14 @@ class Chat:
 
     def _say(self, message: str) -> None:
         """Answer a message, with the attached files."""
-        question = Question.of(message, self.attached, self.find_passages(message) or ())
+        try:
+            passages = self.find_passages(message) or ()
+        except LlmrunError as error:
+            if not self.typed.interactive or isinstance(error, TerminatedError):
+                raise
+            self.output.error(error)
+            return
+        question = Question.of(message, self.attached, passages)
         n_entries = len(self.conversation.chat.entries)
         self.answer(self.conversation.ask(question))
         # A question that is saved has its files, answered or not: /retry sends them, the next message must not.
@@ -167,7 +174,7 @@ class Chat:
         asked = [each.part.shown for each in self.conversation.chat.entries if isinstance(each.part, Question)]
         before = asked[: -1 if is_edit else None]
         found = passages_for(self._index, message, before[-1] if before else "", self.conversation.model.n_ctx)
-        show_found(self.output, found, hint="; /sources shows them")
+        show_found(self.output, found, hint=" (/sources)")
         return found
 
     def answer(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
@@ -38,6 +38,9 @@ from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_ADAPTERS, NO_DEFAULTS, Pool, PooledModel, RequestDefaults, ServedAdapters
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.registry import ServedDrafts
+
+if TYPE_CHECKING:
+    from llmrun.chat.passages import FolderIndex
 
 _END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)  # of a file's name
 
@@ -106,6 +109,7 @@ class Serving:
         start: starts an engine process for a model.
         explain_page: makes the page of an explained answer.
         tools: that a model may call on the page.
+        index: of documents whose passages go along with questions of the page.
     """
 
     def __init__(
@@ -115,6 +119,7 @@ class Serving:
         *,
         explain_page: ExplainPage,
         tools: PageTools | None = None,
+        index: FolderIndex | None = None,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,
         on_failed: Callable[[LlmrunError], None] = lambda error: None,
@@ -144,7 +149,7 @@ class Serving:
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings, {name: path for name, (_, path) in files.items()})
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools, options.presets)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools, options.presets, index)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 

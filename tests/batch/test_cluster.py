@@ -76,7 +76,7 @@ def test_all_nodes_answer_and_none_has_more_rows_than_it_needs(monkeypatch: pyte
 def test_the_rows_of_a_node_that_is_lost_go_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     _, sink = answered(monkeypatch, FakeNode("a", dies_after=5), FakeNode("b"))
     assert sink.rows == EVERY_ROW
-    assert [note.split(":")[0] for note in sink.notes] == ["node a is left out"]
+    assert sink.notes == ["node a is left out: a Ray node was lost: its machine, its network or its process ended"]
 
 
 def test_a_node_that_cant_hold_the_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

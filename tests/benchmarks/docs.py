@@ -1,8 +1,9 @@
-"""Finds the documents that answer twenty questions among 300: `python tests/benchmarks/docs.py [MODEL] [QUESTION]`.
+"""Finds the documents that answer twenty questions among 300: `python tests/benchmarks/docs.py [MODEL] [FOLDER]`.
 
 The documents are the docstrings of the standard library's modules, each module one file with a number for a name. A
 question is answered if one of the first three passages is of the right file. Prints the figure for the ranking by words
 alone, by the meaning alone and by both. MODEL is an embedding model, by default bge-small; none is by words alone.
+FOLDER keeps documents and index for the next run, which then only asks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import llmrun
@@ -94,9 +96,9 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "bge-small"
     texts = documents()
     files = {module: f"{number:03}.txt" for number, module in enumerate(texts)}
-    with tempfile.TemporaryDirectory() as place:
+    with nullcontext(sys.argv[2]) if len(sys.argv) > 2 else tempfile.TemporaryDirectory() as place:
         folder = Path(place, "documents")
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         for module, text in texts.items():
             (folder / files[module]).write_text(text)
         model = None if name == "none" else llmrun.load(name, n_ctx=512)
@@ -106,7 +108,8 @@ def main() -> None:
         state = index.refresh(embed, name)
         seconds = time.monotonic() - began
         print(f"{state.files} files, {state.passages} passages, indexed in {seconds:.1f} s; {name}")
-        for words, weight in (("words", 0.0), ("meaning", 1.0), ("both", 0.6)) if model else (("words", 0.0),):
+        weights = {"words": 0.0, "meaning": 1.0, "both": passages._MEANING_WEIGHT} if model else {"words": 0.0}
+        for words, weight in weights.items():
             answered = hits(index, files, weight, QUESTIONS)
             print(f"{words:8} {len(answered)} of {len(QUESTIONS)} in the first {N_PASSAGES} passages")
         for question in QUESTIONS:

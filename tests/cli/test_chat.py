@@ -229,6 +229,8 @@ def test_beams_answer_the_last_question(start: Start) -> None:
     shown = chat.ask("/beams 2")
     assert "Rome" in shown
     assert any("2 beams: 1 step" in line for line in shown)
+    (said,) = (at for at, line in enumerate(shown) if line.startswith("Searching; Ctrl-C ends the search"))
+    assert said < shown.index("Rome"), "how to stop is said before the answer"
     assert any("no answer to explain" in line for line in chat.ask("/why"))
     assert any("prefill 5 tokens" in line for line in chat.ask("/stats"))
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.embedding_models import gguf_of
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal
+from typer.testing import CliRunner
+
+from llmrun.cli.app import app
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
 ENGINES = "echo,normal"  # of the model that answers, which is started first, and of the embedding model
@@ -58,7 +65,7 @@ def test_passages_go_before_the_prompt(environment: dict[str, str]) -> None:
     assert last == "Where is the tea?"
     assert "[1] tea.md, lines 1-2:\n```\n# Kitchen\nTea is in the kitchen.\n```" in done.stdout
     assert "Documents: 2 passages of 2 files; 2 files new or changed." in done.stderr
-    assert "2 passages of 2 files go along: tea.md, lines 1-2; hours.txt, line 1." in done.stderr
+    assert "Sent with 1 passage of 1 file: tea.md, lines 1-2." in done.stderr
     again = run(environment, ENGINES, "Where is the tea?", "--docs", "notes", "--docs-model", "./tiny.gguf")
     assert again.stdout == done.stdout
     assert "new or changed" not in again.stderr
@@ -67,7 +74,10 @@ def test_passages_go_before_the_prompt(environment: dict[str, str]) -> None:
 def test_without_an_embedding_model_the_words_find_passages(environment: dict[str, str]) -> None:
     done = run(environment, "echo", "the tea", "--docs", "notes", "--docs-model", "none")
     assert "[1] tea.md" in done.stdout
-    assert "No passage goes along." in run(environment, "echo", "xyz", "--docs", "notes", "--docs-model", "none").stderr
+    assert (
+        "No passage fits the question."
+        in run(environment, "echo", "xyz", "--docs", "notes", "--docs-model", "none").stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,13 +108,13 @@ def test_the_embedding_model_is_downloaded_as_any_other(environment: dict[str, s
 def test_a_chat_shows_its_sources_and_keeps_them(chat: type[Terminal]) -> None:
     talk = chat(ENGINES, "--docs", "notes", "--docs-model", "./tiny.gguf", "--session", "tea")
     asked = talk.ask("Where is the tea?")
-    assert any("2 passages of 2 files go along; /sources shows them." in line for line in asked)
+    assert any("Sent with 1 passage of 1 file (/sources)." in line for line in asked)
     shown = talk.ask("/sources")
     assert any(line.startswith("[1] tea.md, lines 1-2 (Kitchen), score 0.") for line in shown)
     assert any("Tea is in the kitchen." in line for line in shown)
     edited = " ".join(talk.ask("/edit When does the office close?"))
     assert "[1] hours.txt, line 1:" in edited, "other passages go along with another question"
-    assert "tea.md" not in edited.partition("[2]")[0]
+    assert "tea.md" not in edited
     assert any(line.startswith("[1] hours.txt, line 1, score 0.") for line in talk.ask("/sources"))
     assert "[1] hours.txt, line 1:" in " ".join(talk.ask("/retry"))
     talk.type("/bye")
@@ -114,4 +124,28 @@ def test_a_chat_shows_its_sources_and_keeps_them(chat: type[Terminal]) -> None:
     kept = " ".join(again.ask("/edit Who?"))
     assert "[1] hours.txt, line 1:" in kept, "without documents a question keeps its passages"
     again.ask("Why is that so?")
-    assert any("No passage went along" in line for line in again.ask("/sources"))
+    assert any("No passage was sent" in line for line in again.ask("/sources"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
+def test_an_embedding_model_that_dies_does_not_end_the_chat(chat: type[Terminal]) -> None:
+    talk = chat("echo,dying_of_queries,normal", "--docs", "notes", "--docs-model", "./tiny.gguf")
+    assert any("the engine died" in line for line in talk.ask("Where is the tea?"))
+    assert "[1] tea.md, lines 1-2:" in " ".join(talk.ask("Where is the tea?")), "a new engine embeds"
+
+
+def test_a_real_embedding_model_computes_the_vectors(
+    own_engines: None, random_qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/one.txt").write_text("the model runs\n" + "a b " * 200)  # more than BERT's window
+    (tmp_path / "notes/two.txt").write_text("b b\n")
+    bert = str(gguf_of("bert, mean", tmp_path / "bert"))
+    options = ("--docs", str(tmp_path / "notes"), "--docs-model", bert, "--raw", "--max-tokens", "1", "--ctx", "512")
+    done = CliRunner().invoke(app, ["run", str(random_qwen), "the model", *options])
+    assert done.exit_code == 0, done.stderr
+    assert "Documents: 2 passages of 2 files; 2 files new or changed." in done.stderr
+    with closing(sqlite3.connect(*(tmp_path / "home/docs").glob("*.db"))) as index:
+        vectors = [np.frombuffer(row[0], "<f2").astype(float) for row in index.execute("SELECT vector FROM passages")]
+    assert [np.linalg.norm(each) for each in vectors] == pytest.approx([1.0] * 2, abs=1e-2)

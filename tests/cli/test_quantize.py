@@ -199,6 +199,11 @@ def test_a_report_reads_the_text_that_was_named(
     done = CliRunner().invoke(by_name, ["tiny-F16.gguf", "folder", "--types", "q6_k,q4_0", "--text", "text.txt"])
     assert isinstance(done.exception, CancelledError)
     assert (asked["types"], asked["text"], asked["keep"]) == (["Q6_K", "Q4_0"], words, Path("folder"))
+    assert asked["is_quick"] is False
+    CliRunner().invoke(by_name, ["tiny-F16.gguf", "--quick", "--text", "text.txt"])
+    assert (asked["types"], asked["is_quick"]) == (["Q8_0", "Q4_K_M", "Q4_0"], True)
+    CliRunner().invoke(by_name, ["tiny-F16.gguf", "--quick", "--types", "q6_k", "--text", "text.txt"])
+    assert (asked["types"], asked["is_quick"]) == (["Q6_K"], True)
 
 
 def test_a_report_refuses_a_short_text_before_any_work(

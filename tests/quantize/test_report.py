@@ -381,6 +381,20 @@ def test_quality_is_measured_beside_the_source(
     assert (judged.text, judged.n_tokens) == ("text.txt", 1536)
 
 
+def test_a_quick_report_reads_little_and_measures_twice(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_with: list[tuple[int, FakeMeasures]] = []
+
+    def measures(path: Path, *, chunks: int, **options: Any) -> FakeMeasures:
+        made_with.append((chunks, FakeMeasures()))
+        return made_with[-1][1]
+
+    monkeypatch.setattr(report, "LocalMeasurements", measures)
+    for is_quick in (False, True):
+        make_report(source, ["Q8_0"], is_quick=is_quick)
+    found = [(chunks, each.calls.count(("time", "Q8_0"))) for chunks, each in made_with]
+    assert found == [(report.MAX_CHUNKS, report.ROUNDS), (report.MIN_CHUNKS, report.QUICK_ROUNDS)]
+
+
 def test_nothing_evaluated_is_an_error(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "evaluate", lambda model, **options: EvaluateResult(0, 0, 512, 0))
     with pytest.raises(LlmrunError, match="nothing was evaluated"):

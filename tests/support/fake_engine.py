@@ -323,6 +323,8 @@ def embedded(texts: list[str]) -> TextsEmbedded:
     """Vectors that are near to each other where texts have words in common."""
     from support.word_vectors import vector_of
 
+    if MODE == "dying_of_queries" and "?" in texts[0]:
+        os._exit(1)
     vectors = b"".join(vector_of(text).astype("<f4").tobytes() for text in texts)
     return TextsEmbedded(base64.b64encode(vectors).decode(), (3,) * len(texts))
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from llmrun.chat.passages import FolderIndex
 from llmrun.config import load_settings
 from llmrun.model import Model
 from llmrun.planning.plan import LoadPreferences
@@ -65,7 +66,7 @@ class LiveServer:
     Args:
         folder: for its model's file.
         modes: of its engines, see fake_engine; the last one goes on. "real" is the real one.
-        tools: of the page.
+        tools, index: of the page.
         model: the file; by default one that only the fake engines can load.
         port: by default a free one.
         options: of ServeOptions.
@@ -78,13 +79,14 @@ class LiveServer:
         *,
         model: Path | None = None,
         tools: PageTools | None = None,
+        index: FolderIndex | None = None,
         port: int = 0,
         **options: Any,
     ) -> None:
         self.model = Path(model or write(folder / "tiny.gguf", runnable_model())).stem
         self.served: list[AccessRecord] = []
         self.engines = 0
-        self._modes, self._tools = list(modes), tools
+        self._modes, self._tools, self._index = list(modes), tools, index
         wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
         names = options.pop("names", (str(model or folder / "tiny.gguf"),))
@@ -116,6 +118,7 @@ class LiveServer:
             load_settings(),
             explain_page=explain_page,
             tools=self._tools,
+            index=self._index,
             on_served=self.served.append,
             start=self._start,
         )

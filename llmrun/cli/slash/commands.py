@@ -62,7 +62,7 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     ),
     "/image FILE...": SlashCommand("attach images to the next message; --drop NAME detaches one", turns.attach_images),
     "/files": SlashCommand("list the attached files, with their tokens", turns.list_attached),
-    "/sources": SlashCommand("show the passages of --docs that went along with the last question", inspection.sources),
+    "/sources": SlashCommand("show the passages of --docs that were sent with the last question", inspection.sources),
     "/set [NAME VALUE]": SlashCommand(
         "set a sampling parameter, such as /set temp 0.5; without a name, show the usual ones",
         settings.set_value,

@@ -47,13 +47,13 @@ def show_window(chat: Chat, rest: str) -> None:
 
 
 def sources(chat: Chat, rest: str) -> None:
-    """Print the passages that went along with the last question."""
+    """Print the passages that were sent with the last question."""
     from llmrun.ui.views.passages import show_passages
 
     last = chat.conversation.chat.last_question
     passages = last.part.passages if last is not None and isinstance(last.part, Question) else ()
     if not passages:
-        chat.output.note("No passage went along with the last question: llmrun chat --docs FOLDER")
+        chat.output.note("No passage was sent with the last question: llmrun chat --docs FOLDER")
     show_passages(chat.output, passages)
 
 

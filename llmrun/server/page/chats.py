@@ -85,6 +85,7 @@ def _name(upload: Fields) -> str:
 
 if TYPE_CHECKING:
     from llmrun.chat.images import ImageFile
+    from llmrun.chat.passages import FolderIndex, Passage
     from llmrun.chat.store.chat import SavedChat
     from llmrun.chat.store.store import Sessions
     from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn
@@ -114,10 +115,11 @@ class PageChats:
 
     Args:
         state_dir: folder with the store, see config.Settings; it is opened, and its code loaded, by the first request.
+        index: of documents; passages of them go along with each question.
     """
 
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
+    def __init__(self, state_dir: Path, index: FolderIndex | None = None) -> None:
+        self._state_dir, self._index = state_dir, index
         self._thread = ThreadPoolExecutor(1, "saved chats")
         self._store: Sessions | None = None
         self._answering: dict[int, _OpenQuestion] = {}
@@ -199,15 +201,30 @@ class PageChats:
             if after != last:
                 raise UsageError("this chat has gone on in another window", hint="reload the page")
             edited = None if beside is None else _entry(saved, beside)
-            question = self._question(text, uploads) if edited is None else _question(edited).reworded(text)
+            passages = self._passages(text, saved, edited)
+            question = (
+                self._question(text, uploads, passages or ())
+                if edited is None
+                else _question(edited).reworded(text, passages)
+            )
             saved.add_question(question, beside=edited)
         assert saved.id is not None
         return self.read(saved.id)
 
-    def _question(self, text: str, uploads: Uploads) -> Question:
+    def _passages(self, text: str, saved: SavedChat, edited: TurnEntry | None) -> tuple[Passage, ...] | None:
+        """Return the passages that go along with a question; None without documents."""
+        from llmrun.chat.passages import passages_for
+        from llmrun.chat.store.turns import Question
+
+        if self._index is None:
+            return None
+        before = saved.entries if edited is None else saved.entries[: saved.entries.index(edited)]
+        asked = [each.part.shown for each in before if isinstance(each.part, Question)]
+        return passages_for(self._index, text, asked[-1] if asked else "", 0)
+
+    def _question(self, text: str, uploads: Uploads, passages: tuple[Passage, ...]) -> Question:
         """Return a question with its files; images are written into a folder of the store."""
         from llmrun.chat.attachments import AttachedFile, Attachments, attach_image_files
-        from llmrun.chat.images import ImageFile
         from llmrun.chat.store.store import IMAGES
         from llmrun.chat.store.turns import Question
 
@@ -215,8 +232,7 @@ class PageChats:
         assert folder is not None
         files = tuple(AttachedFile(name, len(data), data.decode()) for name, data in uploads.texts)
         images = attach_image_files([str(file) for file in save_images(uploads.images, folder / IMAGES)])
-        typed = text if files else ""
-        return Question(Attachments(files).before(text), typed, tuple(map(ImageFile.of, images)))
+        return Question.of(text, Attachments(files, images=images), passages)
 
     def open_question(self, chat: int, question: int, *, together: bool = False) -> Said:
         """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
@@ -421,13 +437,21 @@ def _title(name: str, first: str) -> str:
 
 
 def _entry_data(entry: TurnEntry) -> dict[str, Any]:
+    from llmrun.chat.passages import passages_block, passages_line
     from llmrun.chat.store.turns import Question
 
     if isinstance(entry.part, Question):
-        images = [image.name for image in entry.part.images]
-        files = entry.part.content.removesuffix(entry.part.shown).rstrip()
-        shown = files if len(files) <= _MOST_SHOWN else f"{files[:_MOST_SHOWN]} …"
-        return {"id": entry.id, "role": "user", "text": entry.part.shown, "images": images, "files": shown}
+        question = entry.part
+        files = question.content.removesuffix(question.shown).removeprefix(passages_block(question.passages)).rstrip()
+        return {
+            "id": entry.id,
+            "role": "user",
+            "text": question.shown,
+            "images": [image.name for image in question.images],
+            "files": files if len(files) <= _MOST_SHOWN else f"{files[:_MOST_SHOWN]} …",
+            "passages": [{**each._asdict(), "place": each.place} for each in question.passages],
+            "passages_line": passages_line(question.passages),
+        }
     answer = entry.part
     return {
         "id": entry.id,

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -29,6 +29,9 @@ from llmrun.server.page.insights import ExplainPage, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.tools import PageTools
 
+if TYPE_CHECKING:
+    from llmrun.chat.passages import FolderIndex
+
 _LONGEST_SEARCH = 500  # characters
 _LONGEST_TEXT = 1 << 20  # characters of a question
 
@@ -41,6 +44,7 @@ class PageRoutes:
         state_dir: folder with the saved chats.
         explain_page: makes the page of an explained answer.
         tools: that a model may call on the page.
+        index: of documents, for the chats of the page.
         presets: reads the user's presets: name, model, system, thinking, and values of the fields of an answer.
     """
 
@@ -52,9 +56,10 @@ class PageRoutes:
         explain_page: ExplainPage,
         tools: PageTools | None = None,
         presets: Callable[[], list[dict[str, Any]]] = list,
+        index: FolderIndex | None = None,
     ) -> None:
         self._state, self._pool, self._catalog = state, state.pool, catalog
-        self._chats = PageChats(state_dir)
+        self._chats = PageChats(state_dir, index)
         self._tools = tools or PageTools(None)
         self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain_page)

@@ -13,6 +13,7 @@ from support.page import IDLE, LAST, Page
 from support.served import LiveServer
 from support.tiny_projector import png
 
+from llmrun.chat.passages import FolderIndex
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
@@ -329,6 +330,55 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
     assert "from a file" in page.see("document.querySelector('.question details pre').textContent")
     assert page.see("document.querySelector('#attached').children.length") == 0
+    page.check()
+
+
+def test_passages_stand_below_their_question(
+    browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/tea.md").write_text("# Kitchen\nTea is <b>here</b>.\n")
+    index = FolderIndex(tmp_path / "notes", tmp_path / "index")
+    index.refresh()
+    page = Page(browser, serve(index=index))
+    page.ask("Where is the tea?")
+    shown = "document.querySelector('.question .passages')"
+    assert page.see(f"{shown}.querySelector('summary').textContent") == "1 passage of 1 file"
+    assert page.see(f"{shown}.querySelector('li summary').textContent").startswith(
+        "tea.md, lines 1-2 · Kitchen · score "
+    )
+    assert page.see(f"{shown}.querySelector('pre').textContent") == "# Kitchen\nTea is <b>here</b>."
+    assert page.see("document.querySelector('.question .text').textContent") == "Where is the tea?"
+    page.check()
+
+
+def test_the_empty_chat_says_that_none_can_be_saved(
+    browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
+) -> None:
+    server = serve()
+    folder = folder_in(load_settings().state_dir)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_bytes(b"")  # a file where the folder should be
+    assert server.get("/ui/chats").status == 507
+    page = Page(browser, server)
+    assert page.see("document.querySelector('.empty').textContent").startswith("No chat can be saved or shown: can't ")
+    folder.unlink()
+    page.see("location.reload()")
+    page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask something.')")
+
+
+def test_figures_can_be_switched_off_and_stay_so(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("Hi")
+    shown = "getComputedStyle(document.querySelector('.answer .figures .numbers')).display"
+    assert page.see(shown) == "inline"
+    page.see("document.querySelector('#show-figures').click()")
+    assert page.see(shown) == "none"
+    page.see("location.reload()")
+    page.until(f"{IDLE} && document.querySelector('.answer .figures .numbers')")
+    assert (page.see(shown), page.see("document.querySelector('#show-figures').checked")) == ("none", False)
+    page.see("document.querySelector('#show-figures').click()")
+    assert page.see(shown) == "inline"
     page.check()
 
 

@@ -16,6 +16,7 @@ from support.page_client import answer, ask, read, store, texts
 from support.served import LiveServer, parse
 from support.tiny_projector import png
 
+from llmrun.chat.passages import FolderIndex
 from llmrun.chat.store.turns import Question
 from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.protocol.messages import ToolCall
@@ -48,6 +49,34 @@ def test_a_pdf_becomes_text(serve: Serve) -> None:
     assert refused.status == 400
     assert "'a.pdf' can't be attached: it is damaged" in refused.json["error"]["message"]
     assert "neither a PDF nor" in post(b"text").json["error"]["message"]
+
+
+def test_passages_of_documents_go_along_with_a_question(serve: Serve, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "tea.md").write_text("# Kitchen\nTea is in the kitchen.\n")
+    (folder / "hours.txt").write_text("The office closes at five on Fridays.\n")
+    index = FolderIndex(folder, tmp_path / "index")
+    index.refresh()
+    server = serve(index=index)
+    chat = ask(server, "Where is the tea?")
+    (question,) = chat["entries"]
+    (passage,) = question["passages"]
+    assert (passage["place"], passage["heading"]) == ("tea.md, lines 1-2", "Kitchen")
+    assert passage["text"] == "# Kitchen\nTea is in the kitchen."
+    assert (question["text"], question["passages_line"], question["files"]) == (
+        "Where is the tea?", "1 passage of 1 file", "",
+    )  # fmt: skip
+    answered = "".join(each["text"] for each in answer(server, chat).events if "text" in each)
+    assert answered.startswith("Passages of my documents"), "the model saw them"
+    after = read(server, chat)["entries"]
+    edited = ask(server, "When does the office close?", chat=chat["id"], after=after[-1]["id"], beside=question["id"])
+    assert edited["entries"][0]["passages"][0]["file"] == "hours.txt"
+    files = [{"name": "own.txt", "text": "mine"}]
+    (entry,) = ask(server, "the tea?", files=files)["entries"]
+    assert entry["files"] == "own.txt:\n```\nmine\n```"
+    plain = serve().post("/ui/ask", {"text": "the tea?"}).json["entries"][0]
+    assert plain["passages"] == []
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ function draw() {
   if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
   else state.columns = null;
   const code = (command) => h("code", {}, command);
-  const empty = h("p", { class: "empty" }, state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. ", button("Choose one to download", openCatalogue, { class: "main" })]);
+  const empty = h("p", { class: "empty" }, state.unsaved ? `No chat can be saved or shown: ${clean(state.unsaved)}` : state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. ", button("Choose one to download", openCatalogue, { class: "main" })]);
   place(drawn.length ? drawn.map((each) => each.element) : [empty]);
 }
 
@@ -190,7 +190,17 @@ const chats = new ChatList({
   changed: (id) => (id === null ? openNew() : id === state.chat?.id && openChat(id)),
 });
 
-const listChats = () => chats.load();
+
+async function listChats() {
+  try {
+    await chats.load();
+    state.unsaved = "";
+  } catch (error) {
+    state.unsaved = error.message;
+    throw error;
+  }
+}
+
 const markCurrent = () => chats.mark(state.chat?.id ?? null, Boolean(state.busy));
 
 // ---- questions and answers ----
@@ -566,7 +576,7 @@ async function begin() {
   toggle("chats", WIDE.matches);
   const asked = new URLSearchParams(location.hash.slice(1));
   const id = Number(asked.get("chat"));
-  await guarded(async () => Promise.all([showModels(), listChats(), showPresets()]));
+  await guarded(async () => Promise.all([showModels(), listChats().catch(() => {}), showPresets()])); // the empty chat says why
   if (id) await openChat(id);
   if (!state.chat) openNew();
   if (asked.has("preset")) settings.choose(asked.get("preset"));

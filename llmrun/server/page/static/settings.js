@@ -70,7 +70,7 @@ export class Settings {
     this.theme.value = recall("theme");
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
     this.showTheme();
-    this.figures = h("input", { type: "checkbox", id: "figures", checked: recall("figures") !== "off", change: () => (remember("figures", this.figures.checked ? "on" : "off"), this.showFigures()) });
+    this.figures = h("input", { type: "checkbox", id: "show-figures", checked: recall("figures") !== "off", change: () => (remember("figures", this.figures.checked ? "on" : "off"), this.showFigures()) });
     this.showFigures();
     this.preset = select("preset", { "": "none" });
     this.preset.addEventListener("change", () => this.usePreset());

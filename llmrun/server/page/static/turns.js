@@ -75,6 +75,7 @@ export function questionElement(entry, { edit, go, answer }) {
     element.replaceChildren(
       text,
       ...(entry.files ? [h("details", { class: "hint" }, h("summary", {}, "Text files"), h("pre", { class: "plain" }, clean(entry.files)))] : []),
+      ...(entry.passages.length ? [passagesElement(entry)] : []),
       ...entry.images.map((name) => h("p", { class: "hint" }, `Image: ${clean(name)}`)),
       h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), button("Edit", open, { class: "change" }), alternatives(entry, go)),
     );
@@ -91,6 +92,13 @@ export function questionElement(entry, { edit, go, answer }) {
   };
   show();
   return element;
+}
+
+/** Return the passages of documents that were sent with a question, numbered as the model saw them. */
+function passagesElement({ passages, passages_line }) {
+  const note = ({ place, heading, score, text }) =>
+    h("li", {}, h("details", {}, h("summary", {}, clean([place, heading, `score ${number(score, 2)}`].filter(Boolean).join(" · "))), h("pre", { class: "plain" }, clean(text))));
+  return h("details", { class: "hint passages" }, h("summary", {}, passages_line), h("ol", {}, passages.map(note)));
 }
 
 /** Return the text before calls of tools, and each call; `decide(id, decision)` answers the question whether it may run. */
