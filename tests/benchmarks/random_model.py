@@ -24,8 +24,27 @@ _TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['con
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """The recurrent layers of a qwen35, a hybrid with one prediction head: gated delta nets."""
+
+    interval: int  # one of so many layers has full attention
+    state: int  # length of keys and values
+    key_heads: int
+    value_heads: int
+    kernel: int = 4  # of the convolution
+
+    @property
+    def inner(self) -> int:
+        return self.state * self.value_heads
+
+    @property
+    def convolved(self) -> int:
+        return 2 * self.state * self.key_heads + self.inner
+
+
+@dataclass(frozen=True)
 class Shape:
-    """A llama's dimensions, or with experts a qwen3moe's.
+    """A llama's dimensions, with experts a qwen3moe's, with recurrent layers a qwen35's.
 
     feed_forward (of one expert, if there are any), width and key heads times head length should be multiples of 256.
     """
@@ -40,6 +59,19 @@ class Shape:
     tied: bool = False
     experts: int = 0
     experts_used: int = 0
+    recurrent: DeltaNet | None = None
+
+    @property
+    def n_all(self) -> int:
+        """Layers with those of prediction heads."""
+        return self.layers + (self.recurrent is not None)
+
+    def is_recurrent(self, layer: int) -> bool:
+        return self.recurrent is not None and layer < self.layers and (layer + 1) % self.recurrent.interval > 0
+
+
+HYBRID_4B = Shape(2560, 32, 9216, 16, 4, 256, 248_320, tied=True, recurrent=DeltaNet(4, 128, 16, 32))
+"""Qwen3.5-4B's."""
 
 
 def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: int = 32_768) -> Path:
@@ -48,9 +80,10 @@ def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: 
     Args:
         type_of: gives the ggml type of a matrix by its name, e.g. "ffn_down.weight" or "output.weight".
     """
-    writer = GGUFWriter(path, "qwen3moe" if shape.experts else "llama")
+    arch = "qwen3moe" if shape.experts else "qwen35" if shape.recurrent else "llama"
+    writer = GGUFWriter(path, arch)
     writer.add_name(path.stem)
-    writer.add_block_count(shape.layers)
+    writer.add_block_count(shape.n_all)
     writer.add_context_length(n_ctx)
     writer.add_embedding_length(shape.width)
     writer.add_feed_forward_length(shape.feed_forward)
@@ -62,7 +95,10 @@ def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: 
     writer.add_head_count_kv(shape.kv_heads)
     writer.add_key_length(shape.head_length)
     writer.add_value_length(shape.head_length)
-    writer.add_rope_dimension_count(shape.head_length)
+    if shape.recurrent is None:
+        writer.add_rope_dimension_count(shape.head_length)
+    else:
+        _add_recurrent(writer, shape.recurrent)
     writer.add_layer_norm_rms_eps(1e-5)
     _add_vocabulary(writer, shape.vocabulary)
     for name, columns, rows in _matrices(shape):
@@ -74,6 +110,12 @@ def write_model(path: Path, shape: Shape, type_of: Callable[[str], str], n_ctx: 
         writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[kind])
     for name, length in _norms(shape):
         writer.add_tensor(name, np.ones(length, np.float32))
+    for layer in filter(shape.is_recurrent, range(shape.layers)):
+        net = shape.recurrent
+        assert net is not None
+        writer.add_tensor(f"blk.{layer}.ssm_a", -np.ones(net.value_heads, np.float32))
+        writer.add_tensor(f"blk.{layer}.ssm_dt.bias", np.zeros(net.value_heads, np.float32))
+        writer.add_tensor(f"blk.{layer}.ssm_conv1d.weight", np.full((net.convolved, net.kernel), 0.25, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -93,6 +135,18 @@ def _add_vocabulary(writer: GGUFWriter, size: int) -> None:
     writer.add_eos_token_id(2)
 
 
+def _add_recurrent(writer: GGUFWriter, net: DeltaNet) -> None:
+    writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    writer.add_uint32("qwen35.full_attention_interval", net.interval)
+    writer.add_rope_dimension_count(64)
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+    writer.add_ssm_conv_kernel(net.kernel)
+    writer.add_ssm_inner_size(net.inner)
+    writer.add_ssm_state_size(net.state)
+    writer.add_ssm_time_step_rank(net.value_heads)
+    writer.add_ssm_group_count(net.key_heads)
+
+
 def _matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
     """Name, columns and rows; of experts, one's."""
     queries, keys = shape.heads * shape.head_length, shape.kv_heads * shape.head_length
@@ -100,12 +154,27 @@ def _matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
     yield "token_embd.weight", shape.width, shape.vocabulary
     if not shape.tied:
         yield "output.weight", shape.width, shape.vocabulary
-    for layer in range(shape.layers):
+    for layer in range(shape.n_all):
+        net = shape.recurrent
+        if net is not None and shape.is_recurrent(layer):
+            mixing = [
+                ("attn_qkv", shape.width, net.convolved),
+                ("attn_gate", shape.width, net.inner),
+                ("ssm_beta", shape.width, net.value_heads),
+                ("ssm_alpha", shape.width, net.value_heads),
+                ("ssm_out", net.inner, shape.width),
+            ]
+        else:
+            mixing = [
+                ("attn_q", shape.width, queries * (1 if net is None else 2)),  # with a gate
+                ("attn_k", shape.width, keys),
+                ("attn_v", shape.width, keys),
+                ("attn_output", queries, shape.width),
+            ]
+        if layer >= shape.layers:
+            mixing.append(("nextn.eh_proj", 2 * shape.width, shape.width))
         for name, columns, rows in (
-            ("attn_q", shape.width, queries),
-            ("attn_k", shape.width, keys),
-            ("attn_v", shape.width, keys),
-            ("attn_output", queries, shape.width),
+            *mixing,
             *([("ffn_gate_inp", shape.width, shape.experts)] if shape.experts else []),
             (f"ffn_gate{experts}", shape.width, shape.feed_forward),
             (f"ffn_up{experts}", shape.width, shape.feed_forward),
@@ -117,10 +186,15 @@ def _matrices(shape: Shape) -> Iterator[tuple[str, int, int]]:
 def _norms(shape: Shape) -> Iterator[tuple[str, int]]:
     """Name and length."""
     yield "output_norm.weight", shape.width
-    for layer in range(shape.layers):
+    for layer in range(shape.n_all):
         yield f"blk.{layer}.attn_norm.weight", shape.width
-        yield f"blk.{layer}.ffn_norm.weight", shape.width
-        if shape.experts:
+        yield f"blk.{layer}.{'post_attention_norm' if shape.recurrent else 'ffn_norm'}.weight", shape.width
+        if layer >= shape.layers:
+            for name in ("enorm", "hnorm", "shared_head_norm"):
+                yield f"blk.{layer}.nextn.{name}.weight", shape.width
+        if shape.recurrent and shape.is_recurrent(layer):
+            yield f"blk.{layer}.ssm_norm.weight", shape.recurrent.state
+        elif shape.experts or shape.recurrent:
             yield f"blk.{layer}.attn_q_norm.weight", shape.head_length
             yield f"blk.{layer}.attn_k_norm.weight", shape.head_length
 
