@@ -152,10 +152,11 @@ def run(
         keeps_states=prompt_cache,
         expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS),
     ) as loaded:
+        sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
         asked = replace(
             asked_for(output, loaded, text, wanted, raw=raw),
-            sampling=_sampling(output, loaded, flags, is_explained=explain_sampling),
-            speculation=loaded.speculation(probes=True),
+            sampling=sampling,
+            speculation=loaded.speculation(probes=record is None and sampling.seed is None),
             logprobs=logprobs,
         )
         shown_as = _display(wanted, asked, stats, raw=raw, shades=logprobs is not None)

@@ -230,7 +230,7 @@ class Preparer:
         if images is not None:
             extras = replace(extras, images=images)
         elif request.speculation is not None and request.speculation.probes:
-            probe = StepProbe(request.speculation.most)
+            probe = StepProbe(request.speculation.most, request.speculation.times)
             extras = replace(extras, drafting=probe, probe=probe)
         elif request.speculation is not None:
             model = self._draft_model.drafter() if self._draft_model is not None else None

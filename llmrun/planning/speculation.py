@@ -37,6 +37,7 @@ DRAFT_BOUNDS = (3, 15)
 """Bounds of a number of drafted tokens per step: batches of 4 to 16 rows."""
 _MOST_TIMES = 64
 _NARROW = 2  # rows
+_USABLE = 4  # rows: with times of narrower steps only, an answer measures more and drafts nothing
 _SURPRISE = 1.5  # ratio of measured and expected time, or its inverse, of a wrong prediction
 _MOST_SURPRISES = 3  # consecutive answers
 _FEWEST_STEPS = 32  # of an answer that counts
@@ -140,13 +141,17 @@ class DraftPolicy:
 
         Args:
             most: overrides the attribute for this answer.
-            probes: measure step times in this answer if there are none yet.
+            probes: measure step times in this answer if there are none yet, or only of narrow steps. That depends on
+                the clock, so an answer that has to be repeated exactly is none.
         """
         most = self.most if most is None else most
         if most == AUTO:
+            widest = max((each.width for each in self.times), default=0)
+            if probes and self._can_probe and widest < min(_USABLE, self._limit + 1):
+                return Speculation(self._limit, self.times, probes=True)
             if self.can_pay and self.times:
                 return Speculation(self._limit, self.measured.times, self.measured.draft_times)
-            return Speculation(self._limit, probes=True) if probes and self._can_probe else None
+            return None
         return Speculation(min(most, self._limit)) if most and self._limit else None
 
     @property
@@ -163,10 +168,12 @@ class DraftPolicy:
     @property
     def lacks_times(self) -> bool:
         """Whether measuring step times would change the drafts."""
-        is_known = self.times and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
+        # An answer measures at one depth only, and maybe not all widths.
+        is_whole = any(not each.depth for each in self.times)
+        is_known = is_whole and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
         has_heads = self._draft is not None and self._draft._is_of_heads
         if has_heads and not any(each.width == _NARROW for each in self.times):
-            is_known = ()  # heads pay with one or two tokens
+            is_known = False  # heads pay with one or two tokens
         return self.most == AUTO and self.can_pay and not is_known
 
     @property

@@ -62,7 +62,9 @@ class Speculation(NamedTuple):
     most: int  # maximum drafted tokens per step
     times: tuple[StepTime, ...] = ()  # draft only as many tokens as pay by these; without any, `most`
     draft_times: tuple[StepTime, ...] = ()  # of the draft model's steps, measured or estimated
-    probes: bool = False  # draft in some steps only to measure them; StepsMeasured comes before Finished
+    # Draft in some steps only to measure those whose `times` are missing; StepsMeasured comes before Finished. When it
+    # does depends on the clock.
+    probes: bool = False
 
 
 class AttentionTime(NamedTuple):

@@ -12,7 +12,7 @@ from llmrun._native import StepShape
 from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Extras
 from llmrun.protocol.messages import Event, Finished, TextDelta
-from llmrun.protocol.speculation import StepsMeasured
+from llmrun.protocol.speculation import StepsMeasured, StepTime
 
 
 class StepClock:
@@ -27,10 +27,12 @@ class StepClock:
         return len(widths) + sum(widths) / 16 + changes / 10
 
 
-def probed(most: int, **context: int) -> tuple[list[Event], Conversation]:
-    talk = Conversation(hashed, n_ctx=400, **context)
-    talk.engine._clock = StepClock(talk.context)
-    probe = StepProbe()
+def probed(
+    most: int, probe: StepProbe | None = None, clock: type[StepClock] = StepClock, **context: int
+) -> tuple[list[Event], Conversation]:
+    talk = Conversation(hashed, n_ctx=1000, **context)
+    talk.engine._clock = clock(talk.context)
+    probe = probe or StepProbe()
     talk.ask("Hi", most=most, extras=Extras(drafting=probe, probe=probe))
     talk.run()
     return talk.events, talk
@@ -41,24 +43,60 @@ def text_of(events: list[Event]) -> str:
 
 
 def test_step_times_come_before_the_end_of_the_same_answer() -> None:
-    events, talk = probed(100)
-    plain = Conversation(hashed, n_ctx=400)
-    plain.ask("Hi", most=100)
+    events, talk = probed(300)
+    plain = Conversation(hashed, n_ctx=1000)
+    plain.ask("Hi", most=300)
     plain.run()
     assert text_of(events) == text_of(plain.events)
     measured, finished = events[-2:]
     assert isinstance(finished, Finished)
     assert isinstance(measured, StepsMeasured)
-    assert {time.width for time in measured.times} == {1, 4, 8, 16}
-    expected = [1 + 1 / 16, *(1 + width / 16 + 0.1 for width in (4, 8, 16))]
+    assert [time.width for time in measured.times] == [1, 2, 4, 8, 16]
+    expected = [1 + 1 / 16, *(1 + width / 16 + 0.1 for width in (2, 4, 8, 16))]
     assert [time.seconds for time in measured.times] == pytest.approx(expected, abs=0.11)
     assert talk.context.cached() == talk.engine._slots.cached[0]
 
 
-def test_a_short_answer_or_a_narrow_context_gives_no_times() -> None:
-    for events, _ in (probed(20), probed(100, n_outputs=8)):
-        assert events[-2] == StepsMeasured(1, ())
-        assert isinstance(events[-1], Finished)
+class DearClock(StepClock):
+    """Each row takes a second."""
+
+    def __call__(self) -> float:
+        return float(sum(map(len, self._context.calls)))
+
+
+@pytest.mark.parametrize("clock", [StepClock, DearClock])
+@pytest.mark.parametrize("most", [20, 76, 300, 900])
+def test_wide_steps_cost_at_most_one_plain_step_and_a_hundredth_of_the_time(most: int, clock: type[StepClock]) -> None:
+    _, talk = probed(most, clock=clock)
+    plain = Conversation(hashed, n_ctx=1000)
+    plain.engine._clock = clock(plain.context)
+    plain.ask("Hi", most=most)
+    plain.run()
+    lost = talk.engine._clock() - plain.engine._clock()
+    assert lost <= (1 + most / 100) * clock(plain.context)() / most + 0.2, (
+        "the clock's changes of width were not foreseen"
+    )
+
+
+def test_the_next_answer_measures_what_is_missing() -> None:
+    known: tuple[StepTime, ...] = ()
+    widths = []
+    for _ in range(2):
+        events, _ = probed(60, StepProbe(15, known))
+        assert isinstance(events[-2], StepsMeasured)
+        known = events[-2].times
+        widths.append([time.width for time in known])
+    assert widths[0] == [1, 2, 4, 8]
+    assert widths[-1] == [1, 2, 4, 8, 16]
+
+
+def test_a_short_answer_gives_no_times_and_a_narrow_context_those_that_it_has() -> None:
+    events, _ = probed(6)
+    assert events[-2] == StepsMeasured(1, ())
+    assert isinstance(events[-1], Finished)
+    events, _ = probed(100, n_outputs=8)
+    assert isinstance(events[-2], StepsMeasured)
+    assert [time.width for time in events[-2].times] == [1, 2, 4, 8]
 
 
 def test_a_busy_machine_gives_no_times() -> None:
@@ -74,6 +112,6 @@ def test_what_a_grammar_forbids_is_not_drafted() -> None:
     probe = StepProbe()
     for number in range(100):
         probe.plan([1, 2], 15, StepShape(1, 1, number))
-        assert probe.take(lambda tokens: 0) == []
+        assert not probe.take(lambda tokens: 0)
         probe.record(1.0)
     assert probe.times() == (), "no step was wide"
