@@ -43,7 +43,7 @@ def _options(name: str, command: Any) -> Iterator[str]:
 
 def topics() -> Iterator[str]:
     """The texts of `llmrun help`, and what can be typed in a chat."""
-    from llmrun.cli.slash.commands import SLASH_COMMANDS
+    from llmrun.cli.slash import SLASH_COMMANDS
 
     yield from (path.stem for path in Path(llmrun.__file__).parent.joinpath("cli", "topics").iterdir())
     yield from (line.split()[0] for line in SLASH_COMMANDS)

@@ -26,12 +26,10 @@ from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
 from llmrun.cli.options import loading as load_options
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
-from llmrun.cli.remote_options import refuse_with_remote
+from llmrun.cli.remote import AtOption, KeyFileOption, refuse_with_remote, remote_server
 from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.cli.sessions import complete_session
-from llmrun.cli.slash.commands import BY_NAME, completions
-from llmrun.cli.slash.inspection import REMEMBERED
+from llmrun.cli.slash import BY_NAME, REMEMBERED, completions
 from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.config import load_settings

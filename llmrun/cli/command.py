@@ -9,8 +9,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from llmrun.cli import defaults, habits
+from llmrun.cli import habits
 from llmrun.cli.pages import HELP_ALL, command_help
+
+_USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
 
 
 class Command(TyperCommand):
@@ -60,7 +62,9 @@ class ModelCommand(Command):
 
     def complete(self, context: Any, values: dict[str, Any], rest: list[str]) -> list[str]:
         rest = habits.name_arguments(values, self._arguments, rest)
-        if self.name in defaults.USES_PRESETS and not context.resilient_parsing:
+        if self.name in _USES_PRESETS and not context.resilient_parsing:
+            from llmrun.cli import defaults  # slow, and most commands have no presets
+
             defaults.fill(self.name, context, values)
         return super().complete(context, values, rest)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.defaults import remember_model
 from llmrun.cli.options import LoadingOptions
+from llmrun.cli.remote import open_at
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
@@ -57,8 +58,6 @@ def open_chat_model(
     """
     if loading.server is None:
         return open_model(output, name, loading, sees=sees, **here)
-    from llmrun.cli.remote_options import open_at
-
     return open_at(output, loading.server, name, asked, flags, sees=sees)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 
-from llmrun.cli import habits, serving
+from llmrun.cli import habits
 from llmrun.cli.app import call
 from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.options import wanted
@@ -125,7 +125,7 @@ def test_format_json_allows_any_json() -> None:
 
 def test_stop_with_a_model_names_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     server = RunningServer(1, "http://127.0.0.1:81", 81, 0.0, ("smollm2",))
-    monkeypatch.setattr(serving, "running_servers", lambda _: [server])
+    monkeypatch.setattr("llmrun.cli.servers.running_servers", lambda _: [server])
     with pytest.raises(UsageError) as caught:
         call(["stop", "smollm2"])
     assert caught.value.hint == "llmrun stop --port 81"

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 import typer
 
-from llmrun.cli.answer_files import template_text
 from llmrun.cli.app import app, call
 from llmrun.cli.commands import ALIASES, BASICS, BENCH_COMMANDS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.cli.help import EXIT_CODES, TOPICS, topic
-from llmrun.cli.options import wanted, with_options
+from llmrun.cli.options import template_text, wanted, with_options
 from llmrun.cli.pages import OPTIONS, _panels, _start_page
-from llmrun.cli.run_command import conversation, read_prompt
+from llmrun.cli.run import conversation, read_prompt
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_flags, sampling_rows
-from llmrun.cli.slash.commands import SLASH_COMMANDS
+from llmrun.cli.slash import SLASH_COMMANDS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.planning.speculation import DRAFT_BOUNDS
 from llmrun.protocol.messages import Message

@@ -10,16 +10,32 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show, show_attached
+from llmrun.cli.answering import (
+    DisplayOptions,
+    cancelling,
+    check_logprobs,
+    collecting,
+    show,
+    show_attached,
+    show_logprobs,
+    show_n_answers,
+)
 from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.docs import DocsOptions, documents, open_documents, show_found
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
-from llmrun.cli.remote_options import refuse_with_remote
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import (
+    AnswerOptions,
+    LoadingOptions,
+    PresetOption,
+    StatsOption,
+    check_output_file,
+    loading,
+    wanted,
+    with_options,
+)
+from llmrun.cli.remote import AtOption, KeyFileOption, refuse_with_remote, remote_server
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
@@ -201,8 +217,6 @@ def _check(output: Output, model: str, answers: int, logprobs: int | None, recor
         raise no_model("run")
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
-        from llmrun.cli.logprobs import check_logprobs
-
         check_logprobs(output, logprobs, answers)
     if record is not None and answers > 1:
         why = "a recording is of one answer"
@@ -248,8 +262,6 @@ def _show(
     """Show the answer; write the recording and log-probabilities on request."""
     with cancelling(output, model):
         if answers > 1:
-            from llmrun.cli.n_answers import show_n_answers
-
             return show_n_answers(output, model, asked, answers, shown_as)
         deltas: list[TextDelta] = []
         finished = show(output, collecting(model.answer(asked), deltas), model, shown_as)
@@ -259,8 +271,6 @@ def _show(
         text = "".join(delta.text for delta in deltas)
         write(record, record_of(loaded_locally(model, "--record"), asked, text, finished))
     if asked.logprobs is not None and not output.json:
-        from llmrun.cli.logprobs import show_logprobs
-
         show_logprobs(output, deltas, asked.logprobs)
     return finished
 
