@@ -1,7 +1,7 @@
 """A conversation with a model: requests, truncation to the context window, and saving.
 
-Owns the order of a turn: save the question, truncate, ask, save the answer. Must not know terminals. However an
-answer ends, its question and the text received stay saved.
+Owns the order of a turn: save the question, truncate, ask, save the answer. However an answer ends, its question and
+the text received stay saved.
 """
 
 from __future__ import annotations

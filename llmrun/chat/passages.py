@@ -1,6 +1,5 @@
 """Passages of a folder's documents that go along with a question: cut, indexed, and found by meaning and by words.
 
-Owns the index, an SQLite file for each folder; must not know engines (it is given a function that embeds) or terminals.
 A file is read again only if its size or time changed, and embedded again only if its bytes did.
 """
 

@@ -1,7 +1,4 @@
-"""Recorded answers: the whole request, so that the same machine and build give the same bytes again.
-
-Owns the file format and the differences between two records; must not know terminals.
-"""
+"""Recorded answers: the whole request, so that the same machine and build give the same bytes again."""
 
 from __future__ import annotations
 

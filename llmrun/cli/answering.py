@@ -149,7 +149,7 @@ def stream(
     output: Output, model: ChatModel, events: Iterable[Event], seeds: Sequence[int], shown_as: DisplayOptions
 ) -> list[Finished]:
     """Show answers with these seeds; return their ends."""
-    from llmrun.ui.answer.n_answers import n_answers_view  # most prompts have one answer
+    from llmrun.ui.answer.columns import n_answers_view  # most prompts have one answer
 
     stats = is_on_terminal(output) if shown_as.stats is None else shown_as.stats
     together = model.parallel > 1

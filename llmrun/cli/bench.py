@@ -52,9 +52,8 @@ from llmrun.remote.client import RemoteClient
 from llmrun.remote.request_body import refused_fields
 from llmrun.runner.client import EngineClient
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.bench import BenchView
-from llmrun.ui.views.bench_history import show_versus
-from llmrun.ui.views.bench_load import show_outcome
+from llmrun.ui.views.bench import BenchView, show_versus
+from llmrun.ui.views.bench_load import load_page, show_gains, show_outcome
 
 if TYPE_CHECKING:
     from llmrun.bench.cases import BenchGrid, Case
@@ -243,7 +242,6 @@ def _end_load(output: Output, request: LoadRequest, outcome: LoadOutcome, after:
 
 def _show_load(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
     """Print a table or JSON, and write a page if one is requested; a page on stdout replaces the table."""
-    from llmrun.ui.views.bench_load_html import load_page
 
     file = after.file or after.copy
     if file is not None or after.kind != "html":
@@ -323,8 +321,6 @@ def measure_speculation(
     Raises:
         UsageError: an option does not apply, or is out of bounds.
     """
-    from llmrun.ui.views.bench_speculation import show_outcome
-
     if len(models) != 1 or models[0] in BENCH_ACTIONS:
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
@@ -351,7 +347,7 @@ def measure_speculation(
         )
         view.clear()
     if outcome.rows:
-        show_outcome(output, name, model.load, outcome, after.machine)
+        show_gains(output, name, model.load, outcome, after.machine)
     if outcome.error is not None:
         raise outcome.error
 

@@ -20,8 +20,8 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.storage import write_whole
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.bench_history import show_comparison as show_view
-from llmrun.ui.views.bench_history import show_entries, show_result
+from llmrun.ui.views.bench import bench_page, show_entries, show_result
+from llmrun.ui.views.bench import show_comparison as show_view
 
 if TYPE_CHECKING:
     from llmrun.bench.results import Result
@@ -257,12 +257,7 @@ def remove_results(output: Output, which: Sequence[str]) -> None:
 def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
     """Write a result in a format to stdout or a file. Raises as put()."""
 
-    if kind == "html":
-        from llmrun.ui.views.bench_html import bench_page
-
-        text = bench_page(result)
-    else:
-        text = write(result, kind)
+    text = bench_page(result) if kind == "html" else write(result, kind)
     put(output, text, file)
 
 

@@ -17,9 +17,8 @@ from llmrun.gguf.pooling import command_for
 from llmrun.gguf.reader import read_header
 from llmrun.models.location import locate, not_on_disk
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.activity import Activity, download_progress
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import download_progress
 
 if TYPE_CHECKING:
     from llmrun.convert.job import ConvertedModel

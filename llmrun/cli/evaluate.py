@@ -33,8 +33,7 @@ from llmrun.quantize.evaluate import evaluate as measure
 from llmrun.quantize.evaluate import score as score_text
 from llmrun.ui.terminal.format import seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.evaluate import EvaluationSubject, reading, show_evaluated
-from llmrun.ui.views.score import score_json, show_score
+from llmrun.ui.views.evaluate import EvaluationSubject, reading, score_json, show_evaluated, show_score
 
 if TYPE_CHECKING:
     from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate

@@ -32,7 +32,7 @@ from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.protocol.params import Limits
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.explain import show_explained
+from llmrun.ui.views.explain import explain_page, show_explained
 
 _ANSWER_TOKENS = 8
 
@@ -83,8 +83,6 @@ def explain(
             activity.show("computing every step again")
             found = explain_answer(loaded, everywhere=json or html is not None, candidates=wanted)
     if html is not None:
-        from llmrun.ui.views.explain_html import explain_page
-
         put(output, explain_page(found, asked.sampling, merge_rule(loaded.path)), html)
         return
     if json:

@@ -153,7 +153,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     """
     from llmrun.models.pull import pull
     from llmrun.planning.estimate import chooser
-    from llmrun.ui.terminal.progress import download_progress
+    from llmrun.ui.terminal.activity import download_progress
 
     def on_size(n_bytes: int | None) -> None:
         amount = "its size is unknown" if n_bytes is None else f"{readable_size(n_bytes)} to download"
@@ -175,7 +175,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
 def refresh(output: Output, spec: ModelSpec, settings: Settings) -> Updated:
     """Download the newer file of a model on this disk, if there is one."""
     from llmrun.models.pull import update
-    from llmrun.ui.terminal.progress import download_progress
+    from llmrun.ui.terminal.activity import download_progress
 
     with download_progress(output, spec.name) as on_progress:
         return update(spec, settings, on_progress, on_progress.note)

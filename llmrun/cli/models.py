@@ -34,9 +34,9 @@ from llmrun.models.store.last_used import last_used
 from llmrun.models.store.store import Store, all_models
 from llmrun.protocol.sizes import readable_size
 from llmrun.system import user_path
+from llmrun.ui.terminal.activity import download_progress
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import download_progress
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import (
     AT_LEAST,

@@ -229,7 +229,7 @@ def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_
     """Return the sampling parameters; print their origins to stderr on request."""
     sampling, origins = model.sampling(flags)
     if is_explained:
-        from llmrun.ui.views.sampling import show_sampling
+        from llmrun.ui.views.chat import show_sampling
 
         show_sampling(output, sampling_rows(sampling, origins))
     return sampling

@@ -372,7 +372,7 @@ def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) ->
 
 
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
-    from llmrun.ui.views.explain_html import explain_page
+    from llmrun.ui.views.explain import explain_page
 
     return explain_page(found, sampling, rule)
 

@@ -1,7 +1,7 @@
 """One open saved chat: add turns, branch, go back, and read the current conversation.
 
 Owns the order of these steps: each is one transaction, on the disk when it returns. Nothing is deleted: turns undone,
-retried or edited stay as alternatives that switch() finds. Must not know terminals.
+retried or edited stay as alternatives that switch() finds.
 """
 
 from __future__ import annotations

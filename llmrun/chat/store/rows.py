@@ -1,6 +1,6 @@
 """Writing: values of turns.py become rows of the saved chats' tables. Also the rules for names.
 
-Owns the SQL that writes turns and trees; must not know transactions, locks or files. reading.py reads rows.
+reading.py reads rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tables of the SQLite file that chats are saved in.
-
-Owns the file's versions; must not know what the rows mean.
-"""
+"""The tables of the SQLite file that chats are saved in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The saved chats of one user: find, open, list, rename, delete, search and copy them.
-
-Owns the collection; must not know how a chat is continued (chat.py) or stored in rows (rows.py).
-"""
+"""The saved chats of one user: find, open, list, rename, delete, search and copy them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Tables and lists of facts: aligned text that fits the terminal.
 
-Owns columns and their order; must not know the origin of the rows. Every cell is untrusted text: it is sanitized.
+Every cell is untrusted text: it is sanitized.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Passages of documents that went along with a question. Owns the drawing; must not know how they are found."""
+"""Passages of documents that went along with a question."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The output of `llmrun serve` and `ps`: a start page, one live line on a terminal, a log anywhere else.
-
-Owns the words; must not know how the server works.
-"""
+"""The output of `llmrun serve` and `ps`: a start page, one live line on a terminal, a log anywhere else."""
 
 from __future__ import annotations
 

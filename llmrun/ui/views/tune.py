@@ -1,7 +1,4 @@
-"""The output of `llmrun tune`: a line for each trial, and a table at the end.
-
-Owns the words; must not know how anything is measured.
-"""
+"""The output of `llmrun tune`: a line for each trial, and a table at the end."""
 
 from __future__ import annotations
 
