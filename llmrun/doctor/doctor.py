@@ -291,8 +291,8 @@ def _models(installed: int | None) -> Iterator[Finding]:
 
 
 def _saved_chats(settings: Settings) -> Iterator[Finding]:
-    from llmrun.chat.store.reading import examine as examine_chats
-    from llmrun.chat.store.schema import FILE
+    from llmrun.chat.store.rows import FILE
+    from llmrun.chat.store.rows import examine as examine_chats
     from llmrun.chat.store.store import folder_in
 
     topic, examined = "saved chats", examine_chats(folder_in(settings.state_dir) / FILE)
