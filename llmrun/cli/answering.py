@@ -180,7 +180,7 @@ def _print_json(output: Output, events: Iterable[Event], seeds: Sequence[int]) -
     for event in events:
         answers[places.of(event)].append(event)
     output.result_json([_as_json(events, seed) for events, seed in zip(answers, seeds, strict=True)])
-    return [each for events in answers for each in events if isinstance(each, Finished)]
+    return [event for events in answers for event in events if isinstance(event, Finished)]
 
 
 def _as_json(events: list[Event], seed: int) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def start_server(
     try:
         while True:
             servers = running_servers(load_settings().state_dir)
-            server = next((each for each in servers if each.pid == process.pid), None)
+            server = next((server for server in servers if server.pid == process.pid), None)
             if server is not None and is_ready(server):
                 return process, server
             if process.poll() is not None:
@@ -256,7 +256,7 @@ def _start(output: Output, log: Path) -> None:
     is_started = _systemctl("daemon-reload") and _systemctl("enable", _NAME) and _systemctl("restart", _NAME)
     while is_started and time.time() - begun < _ANSWER_SECONDS:
         servers = running_servers(load_settings().state_dir)
-        server = next((each for each in servers if each.log == str(log) and each.since >= begun), None)
+        server = next((server for server in servers if server.log == str(log) and server.since >= begun), None)
         if server is not None and answers(server):
             output.note("It runs, and starts with each session; for a start at boot: loginctl enable-linger")
             output.note("llmrun logs -f shows its log; llmrun serve --uninstall stops and removes it.")

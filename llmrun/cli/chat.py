@@ -291,12 +291,12 @@ def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapte
     if model not in (answer.model.name, answer.model.path):
         output.note(f"Going on without the adapters of {answer.model.name}.")
         return ()
-    found = tuple(each for each in answer.adapters if Path(each.path).is_file())
-    for each in answer.adapters:
-        if each in found:
-            output.note(f"Going on with the adapter {each.name}, scale {each.scale:g}.")
+    found = tuple(adapter for adapter in answer.adapters if Path(adapter.path).is_file())
+    for adapter in answer.adapters:
+        if adapter in found:
+            output.note(f"Going on with the adapter {adapter.name}, scale {adapter.scale:g}.")
         else:
-            output.note(f"Going on without the adapter {each.name}: {each.path} is missing.")
+            output.note(f"Going on without the adapter {adapter.name}: {adapter.path} is missing.")
     return found
 
 

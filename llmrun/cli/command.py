@@ -55,7 +55,7 @@ class ModelCommand(Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._arguments = [each for each in self.params if each.param_type_name == "argument"]
+        self._arguments = [param for param in self.params if param.param_type_name == "argument"]
         self.params.append(_hidden_option(habits.MODEL, *habits.MODEL_OPTIONS))
         if self.name in habits.TAKES_PROMPT:
             self.params.append(_hidden_option(habits.PROMPT, *habits.PROMPT_OPTIONS))

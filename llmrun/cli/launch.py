@@ -191,7 +191,7 @@ def _running(model: str | None) -> RunningServer | None:
     """A server of this machine with the model in memory; of several the first."""
 
     servers = [each for each in running_servers(load_settings().state_dir) if each.models and not each.is_ending]
-    return next((each for each in servers if model is None or model in each.models), None)
+    return next((server for server in servers if model is None or model in server.models), None)
 
 
 def _of_running(server: RunningServer, model: str | None) -> Endpoint:

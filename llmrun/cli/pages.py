@@ -66,12 +66,16 @@ def command_help(context: Any, *, shows_all: bool = False) -> str:
     parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
     basics = [*BASICS.get(command.name, "").split(), "--yes", "--help", HELP_ALL]
     if command.name not in BASICS:
-        shown = [each for each in parameters if each.opts != [HELP_ALL]]
+        shown = [parameter for parameter in parameters if parameter.opts != [HELP_ALL]]
     elif shows_all:
         shown = parameters
     else:
-        shown = [each for each in parameters if each.param_type_name == "argument" or {*each.opts} & {*basics}]
-    hidden = [each for each in parameters if each not in shown and each.opts != [HELP_ALL]]
+        shown = [
+            parameter
+            for parameter in parameters
+            if parameter.param_type_name == "argument" or {*parameter.opts} & {*basics}
+        ]
+    hidden = [parameter for parameter in parameters if parameter not in shown and parameter.opts != [HELP_ALL]]
     panels = {each.rich_help_panel for each in hidden}
     topics = ", ".join(topic for topic, (_, panel) in OPTION_TOPICS.items() if panel in panels)
     more = f"{len(hidden)} more options: {context.command_path} {HELP_ALL}" if hidden else ""
@@ -229,8 +233,8 @@ def reflow(text: str, columns: int) -> str:
 
 def _entry(line: str) -> _Entry:
     indent = len(line) - len(line.lstrip())
-    if found := _TERM.match(line):
-        return _Entry(indent, found.end(), [line[found.end() :]], [found[2]])
+    if match := _TERM.match(line):
+        return _Entry(indent, match.end(), [line[match.end() :]], [match[2]])
     return _Entry(indent, indent, [line.strip()], [])
 
 

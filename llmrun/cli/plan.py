@@ -103,8 +103,8 @@ def plan(
     contexts = contexts_for(candidates[0].header, lengths)
     speed, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
     facts = (speed, contexts, preferences.kv_type, beside, preferences, gpus)
-    rows = [look_ahead(each, hardware.when_quiet, *facts) for each in candidates]
-    fits_now = any(at.fits for each in candidates for at in look_ahead(each, hardware, *facts).contexts)
+    rows = [look_ahead(candidate, hardware.when_quiet, *facts) for candidate in candidates]
+    fits_now = any(at.fits for candidate in candidates for at in look_ahead(candidate, hardware, *facts).contexts)
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]

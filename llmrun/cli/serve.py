@@ -450,12 +450,15 @@ async def _watch(
         now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending, drafts=serving.drafts)
         if view.is_live or now.requests != tuple(view.requests):
             conditions = (await serving.statuses()).values()
-            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            n_bytes = sum(condition.checkpoint_bytes for condition in conditions)
             now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
+            used, cells = (
+                sum(condition.cells_used for condition in conditions),
+                sum(condition.cells for condition in conditions),
+            )
             view.show(serving.metrics.figures._replace(cells_used=used, cells=cells))
         await asyncio.sleep(_WATCH_SECONDS)

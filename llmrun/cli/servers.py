@@ -30,7 +30,7 @@ def list_servers(json: JsonOption = False) -> None:
     output = Output(json=json)
     servers = running_servers(load_settings().state_dir)
     if json:
-        drafts = [[each._asdict() for each in server.drafts] for server in servers]
+        drafts = [[draft._asdict() for draft in server.drafts] for server in servers]
         output.result_json([{**server._asdict(), "drafts": own} for server, own in zip(servers, drafts, strict=True)])
     else:
         show_servers(output, servers, time.time())

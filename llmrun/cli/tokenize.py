@@ -122,7 +122,7 @@ def _as_json(name: str, found: TokenizedFile, *, merges: bool) -> dict[str, Any]
     rule = merge_rule(found.path) if merges else None
     if rule is not None:
         origins = rule.origins([token.id for token in found.tokens])
-        trees = [{"tokens": each.n_tokens, "tree": each.node and _tree(each.node)} for each in origins]
+        trees = [{"tokens": origin.n_tokens, "tree": origin.node and _tree(origin.node)} for origin in origins]
         facts["merges"] = {"rule": rule.name, "words": rule.words, "trees": trees}
     return facts
 

@@ -227,7 +227,7 @@ class ColumnsView(LiveView):
             if not column.has_ended:
                 column.rows.feed(column.page.take(self._cells))
         n_rows = max(column.rows.n_rows for column in self._columns)
-        n_final = min((len(each.rows.done) for each in self._columns if not each.has_ended), default=n_rows)
+        n_final = min((len(column.rows.done) for column in self._columns if not column.has_ended), default=n_rows)
         final = [self._row(number) + "\n" for number in range(self._n_final, n_final)]
         status = fit(self._fields, columns - 1)
         room = max(rows - 1 - bool(status), 0)

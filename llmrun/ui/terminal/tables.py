@@ -162,7 +162,7 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
         for row in rows
     ]
     shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
-    show_table(output, columns[:shown], [each[:shown] for each in cells])
+    show_table(output, columns[:shown], [line[:shown] for line in cells])
 
 
 AT_LEAST = "≥: at least; other programs slowed this machine down when its speed was measured"

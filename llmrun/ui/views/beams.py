@@ -160,7 +160,7 @@ class BeamsView:
 def show_others(output: Output, found: BeamsFound) -> None:
     """Print the answers and their scores on stderr, the best one first."""
     best = found.answers[0].text
-    texts = ["(this answer)", *(_difference(best, each.text) for each in found.answers[1:])]
+    texts = ["(this answer)", *(_difference(best, answer.text) for answer in found.answers[1:])]
     rows = [
         (f"{each.score:.3f}", f"{each.total:.2f}", str(len(each.tokens)), text)
         for each, text in zip(found.answers, texts, strict=True)

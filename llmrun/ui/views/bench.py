@@ -171,7 +171,7 @@ def details(result: Result) -> list[str]:
     """Return lines with answers' latencies, models and limits, for which the table has no room."""
     lines = [""] if result.rows else []
     for row in result.rows:
-        lines += _chat(row, several=len({each.model for each in result.rows}) > 1)
+        lines += _chat(row, several=len({row.model for row in result.rows}) > 1)
     names = list(dict.fromkeys(row.model for row in result.rows))
     for name in names:
         facts = _model([row for row in result.rows if row.model == name])
@@ -199,10 +199,10 @@ def _model(rows: Sequence[BenchRow]) -> str:
     """Return a model's type and size, load time and peak memory."""
     row = rows[0]
     parts = [f"{row.kind}, {readable_size(row.size)}, {row.backends}"]
-    loads = [each.load_ns for each in rows if each.load_ns]
+    loads = [row.load_ns for row in rows if row.load_ns]
     if loads:
         parts.append(f"loaded in {seconds(min(loads) / 1e9)}")
-    peaks = [each.peak_bytes for each in rows if each.peak_bytes]
+    peaks = [row.peak_bytes for row in rows if row.peak_bytes]
     if peaks:
         parts.append(f"peak memory {readable_size(max(peaks))}")
     return "; ".join(parts)
@@ -237,7 +237,7 @@ def labels(rows: Sequence[BenchRow]) -> list[str]:
     models = _distinct([model_name(row) for row in rows])
     settings = [_settings(row) | {"model": model} for row, model in zip(rows, models, strict=True)]
     varying = [name for name in (settings[0] if settings else {}) if len({s[name] for s in settings}) > 1]
-    return [", ".join(filter(None, (each[name] for name in varying))) for each in settings]
+    return [", ".join(filter(None, (setting[name] for name in varying))) for setting in settings]
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -304,8 +304,8 @@ def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
     )
     now = time.time()
     rows = [
-        (str(each.number), ago(now - each.time), ", ".join(each.models), each.tests, each.machine, each.origin)
-        for each in entries
+        (str(entry.number), ago(now - entry.time), ", ".join(entry.models), entry.tests, entry.machine, entry.origin)
+        for entry in entries
     ]
     show_table(output, columns, rows)
 
@@ -395,9 +395,9 @@ def bench_page(result: Result) -> str:
     models = list(dict.fromkeys(map(model_name, result.rows)))
     place = result.machine.cpu or result.machine.name
     names = ", ".join(models[:_MAX_MODELS]) + (", ..." if len(models) > _MAX_MODELS else "")
-    prefill = [each for each in rows if each.row.n_gen == 0]
-    decode = [each for each in rows if each.row.n_prompt == 0 and each.row.n_gen]
-    both = [each for each in rows if each.row.n_prompt and each.row.n_gen]
+    prefill = [labelled for labelled in rows if labelled.row.n_gen == 0]
+    decode = [labelled for labelled in rows if labelled.row.n_prompt == 0 and labelled.row.n_gen]
+    both = [labelled for labelled in rows if labelled.row.n_prompt and labelled.row.n_gen]
     # Three charts, because the kinds' speeds are too different for one scale.
     charts = [
         (title, bars)

@@ -188,7 +188,11 @@ def _name(row: LoadRow) -> str:
 
 def _warnings(request: LoadRequest, outcome: LoadOutcome) -> list[str]:
     texts = [f"{_name(row)}: {each.text}" for row in outcome.rows for each in sample_warnings(row.samples_ts)]
-    return [*texts, *(f"meanwhile {each.text}" for each in outcome.warnings), *filter(None, [early(request, outcome)])]
+    return [
+        *texts,
+        *(f"meanwhile {warning.text}" for warning in outcome.warnings),
+        *filter(None, [early(request, outcome)]),
+    ]
 
 
 def _page_charts(rows: Sequence[LoadRow]) -> list[tuple[str, str, list[Bar]]]:
@@ -261,7 +265,7 @@ def gains_as_json(name: str, load: Load, outcome: SpeculationOutcome, machine: s
         "threads": load.threads,
         "n_ctx": load.n_ctx,
         "is_partial": outcome.error is not None,
-        "step_times": [each._asdict() for each in outcome.times],
+        "step_times": [step._asdict() for step in outcome.times],
         "mean_gain": outcome.mean_gain,
         "rows": [as_dict(row) for row in outcome.rows],
         "warnings": [warning._asdict() for warning in outcome.warnings],

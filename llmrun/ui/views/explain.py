@@ -63,7 +63,7 @@ SAMPLING = "The logits become probabilities, each step of the sampler removes or
 
 def known_tokens(run: RunCollected) -> Mapping[int, Token]:
     """Return all tokens that are shown, by id."""
-    return {each.token: Token(each.token, bytes.fromhex(each.data), each.is_control) for each in run.pieces}
+    return {piece.token: Token(piece.token, bytes.fromhex(piece.data), piece.is_control) for piece in run.pieces}
 
 
 def quoted(token: Token) -> str:
@@ -259,7 +259,7 @@ def _show_embeddings(output: Output, run: RunCollected, tokens: Mapping[int, Tok
     if run.embeddings is None:
         return
     late = set(run.tokens[run.first : run.n_prompt][-_LATE_TOKENS:])
-    found = [each for each in run.embeddings.tokens if each.token in late and each.neighbours]
+    found = [token for token in run.embeddings.tokens if token.token in late and token.neighbours]
     words = [each.token for each in found if len(tokens[each.token].data.strip()) > _SHORT]
     rarest = sorted(words)[-_EMBEDDED_ROWS:]
     rows = [(quoted(tokens[each.token]), *_near(each.neighbours, tokens)) for each in found if each.token in rarest]
@@ -509,16 +509,16 @@ def _chips(run: RunCollected, tokens: Mapping[int, Token]) -> list[tuple[str, st
 
 def _heads(run: RunCollected) -> list[dict[str, Any]]:
     heads = []
-    for each in run.pictures:
+    for picture in run.pictures:
         # The square root makes small shares visible.
-        levels = [[min(int(max(s, 0.0) ** 0.5 * (_MAX_LEVEL + 1)), _MAX_LEVEL) for s in row] for row in each.rows]
+        levels = [[min(int(max(s, 0.0) ** 0.5 * (_MAX_LEVEL + 1)), _MAX_LEVEL) for s in row] for row in picture.rows]
         heads.append(
             {
-                "name": head_name(each),
-                "caption": f"{head_name(each)}: {ROLES[each.role]}",
-                "size": len(each.rows),
+                "name": head_name(picture),
+                "caption": f"{head_name(picture)}: {ROLES[picture.role]}",
+                "size": len(picture.rows),
                 "paths": _squares([row[run.first :] for row in levels]),
-                "looks": [[(at, row[at]) for at in _largest(row)] for row in each.rows],
+                "looks": [[(at, row[at]) for at in _largest(row)] for row in picture.rows],
             }
         )
     return heads
@@ -585,11 +585,11 @@ def _script_data(
             for name, field in norms
             if all(getattr(layer, field) for layer in run.layers)
         ],
-        "places": run.embeddings and [_place(each) for each in run.embeddings.tokens],
+        "places": run.embeddings and [_place(token) for token in run.embeddings.tokens],
         "lens": [[_lens_cell(cell) for cell in column.cells] for column in run.lens],
         "heads": [
-            (head_name(each), [[(run.tokens[at], row[at]) for at in _largest(row)] for row in each.rows])
-            for each in run.pictures
+            (head_name(picture), [[(run.tokens[at], row[at]) for at in _largest(row)] for row in picture.rows])
+            for picture in run.pictures
         ],
         "experts": _experts(run),
         "time": [(phase.name, phase.layers) for phase in phases(found) if any(phase.layers)],

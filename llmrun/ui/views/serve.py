@@ -241,13 +241,13 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
     ]
     rows = [
         (
-            each.address,
-            str(each.pid),
-            seconds(now - each.since, brief=True),
-            ", ".join(each.models) or "-",
-            readable_size(each.checkpoint_bytes) if each.checkpoint_bytes else "-",
+            server.address,
+            str(server.pid),
+            seconds(now - server.since, brief=True),
+            ", ".join(server.models) or "-",
+            readable_size(server.checkpoint_bytes) if server.checkpoint_bytes else "-",
         )
-        for each in servers
+        for server in servers
     ]
     show_table(output, columns, rows)
 
