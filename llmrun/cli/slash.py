@@ -40,8 +40,7 @@ from llmrun.ui.prompt.input import KEYS, USUAL_KEYS
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.tables import show_facts
-from llmrun.ui.views.chat import least_certain, show_choice, show_context, show_sampling, show_tools
-from llmrun.ui.views.passages import show_passages
+from llmrun.ui.views.chat import least_certain, show_choice, show_context, show_passages, show_sampling, show_tools
 
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat

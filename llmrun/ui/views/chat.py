@@ -1,4 +1,4 @@
-"""What a chat shows on demand: the context window, calls of tools, and the values and choices of the sampler."""
+"""What a chat shows on demand: the context window, passages of documents, tools, and the choices of the sampler."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, right, show_table
 
 if TYPE_CHECKING:
+    from llmrun.chat.passages import Passage
     from llmrun.chat.tools.source import Offer
 
 _CELLS = 16
@@ -177,3 +178,14 @@ def _row(choice: Choice, index: int) -> tuple[str, ...]:
             cells.append("cut" if was_there else "")
     shown = bar(choice.steps[-1].probabilities[index], _BAR_CELLS)
     return repr(choice.candidates[index]), *cells, f"{shown} ◀ chosen".strip() if index == choice.chosen else shown
+
+
+_EXCERPT = 160  # characters
+
+
+def show_passages(output: Output, passages: Sequence[Passage]) -> None:
+    """Print the number, place and score of each passage on stderr, and the beginning of its text."""
+    for number, passage in enumerate(passages, 1):
+        heading = f" ({clean(passage.heading)})" if passage.heading else ""
+        output.note(f"[{number}] {clean(passage.place)}{heading}, score {passage.score:.2f}", dim=False)
+        output.note(f"    {short(clean(passage.text), _EXCERPT)}")
