@@ -32,8 +32,8 @@ from llmrun.cli.options import (
     TemplateOption,
     ThinkOption,
     ThinkTokensOption,
+    answer_options,
     loading,
-    wanted,
     with_options,
 )
 from llmrun.cli.remote import ANY_MODEL, AtOption, KeyFileOption, refuse_with_remote, remote_server, served_model
@@ -71,8 +71,8 @@ def asked(
     keep_reasoning: KeepReasoningOption = None,
     loop_guard: LoopGuardOption = True,
 ) -> tuple[str | None, AnswerRequest]:
-    """Return the system prompt, and the request for rows without fields of their own. Raises as options.wanted()."""
-    options = wanted(
+    """Return the system prompt, and the request for rows without fields of their own. Raises as answer_options()."""
+    options = answer_options(
         system,
         template,
         max_tokens,
@@ -85,7 +85,7 @@ def asked(
         keep_reasoning=keep_reasoning,
         loop_guard=loop_guard,
     )
-    return options.system, options.asked
+    return options.system, options.request
 
 
 RowsArgument = Annotated[

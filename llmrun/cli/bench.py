@@ -541,7 +541,7 @@ def _cases(
     """Return the machine and the cases to measure. Raise for cases that no model can run."""
 
     hardware = this_machine(lists.workers)
-    cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
+    cases = grid_of(lists, hardware.usable_cores, with_chat=with_chat).cases()
     for note in check_cases(cases, hardware, how.repetitions):
         output.note(note)
     return hardware, cases
@@ -575,7 +575,7 @@ def _request(
     )
 
 
-def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> BenchGrid:
+def grid_of(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> BenchGrid:
     """Return the lists as numbers and words.
 
     Args:

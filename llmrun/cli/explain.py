@@ -22,7 +22,7 @@ from llmrun.cli.options import (
     loading,
     with_options,
 )
-from llmrun.cli.run import PromptArgument, RawOption, asked_for, read_prompt
+from llmrun.cli.run import PromptArgument, RawOption, as_request, read_prompt
 from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
@@ -71,19 +71,19 @@ def explain(
     text = read_prompt(output, prompt or [], "explain")
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:
-        asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
-        asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
+        request = as_request(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
+        request = replace(request, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
         wanted = CANDIDATES if html is None else PAGE_CANDIDATES
         with cancelling(output, loaded), Activity(output) as activity:
             activity.show("computing the answer")
-            finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
+            finished = [event for event in loaded.answer(request) if isinstance(event, Finished)]
         if finished[-1].reason == "cancelled":
             raise CancelledError("stopped by Ctrl-C")
         with Activity(output) as activity:
             activity.show("computing every step again")
             found = explain_answer(loaded, everywhere=json or html is not None, candidates=wanted)
     if html is not None:
-        put(output, explain_page(found, asked.sampling, merge_rule(loaded.path)), html)
+        put(output, explain_page(found, request.sampling, merge_rule(loaded.path)), html)
         return
     if json:
         output.result_json(as_dict(found))

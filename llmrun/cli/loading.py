@@ -39,7 +39,7 @@ def open_chat_model(
     output: Output,
     name: str,
     loading: LoadingOptions,
-    asked: AnswerRequest,
+    request: AnswerRequest,
     flags: Mapping[str, Any],
     *,
     sees: bool = False,
@@ -48,7 +48,7 @@ def open_chat_model(
     """Open the model that answers, on a server or here.
 
     Args:
-        asked: the request, as far as it is known.
+        request: the request, as far as it is known.
         flags: sampling parameters as typed.
         sees: images will be sent.
         here: more arguments of open_model().
@@ -58,7 +58,7 @@ def open_chat_model(
     """
     if loading.server is None:
         return open_model(output, name, loading, sees=sees, **here)
-    return open_at(output, loading.server, name, asked, flags, sees=sees)
+    return open_at(output, loading.server, name, request, flags, sees=sees)
 
 
 @contextmanager

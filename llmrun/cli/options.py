@@ -148,12 +148,12 @@ def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | N
     return read_json_schema(json_schema)
 
 
-def _file_text(flag: str, path: str, wanted: str) -> str:
+def _file_text(flag: str, path: str, expected: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
     except (OSError, UnicodeDecodeError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {wanted}") from None
+        raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {expected}") from None
 
 
 def template_text(template: str | None) -> str | None:
@@ -519,7 +519,7 @@ class AnswerOptions:
     """Options of an answer, except sampling."""
 
     system: str | None
-    asked: AnswerRequest  # without messages and sampling
+    request: AnswerRequest  # without messages and sampling
     attached: Attachments | None  # files to put before the prompt
     thoughts: Literal["on", "hide", "fold"]  # the part of the reasoning to show
     plain: bool
@@ -529,7 +529,7 @@ class AnswerOptions:
         return self.attached is not None and bool(self.attached.images)
 
 
-def wanted(
+def answer_options(
     system: SystemOption = None,
     template: TemplateOption = None,
     max_tokens: MaxTokensOption = None,
@@ -567,7 +567,7 @@ def wanted(
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
         json_schema = json_schema or "{}"
-    asked = AnswerRequest(
+    request = AnswerRequest(
         limits=Limits(max_tokens, tuple(stop or ()), tuple(ban or ())),
         template=template_text(template),
         grammar=read_constraint(grammar, json_schema),
@@ -578,7 +578,7 @@ def wanted(
         stops_repeats=loop_guard,
         begins=prefill,
     )
-    return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)
+    return AnswerOptions(system, request, _attached(files or (), images or ()), show_thoughts, plain)
 
 
 def _attached(files: Sequence[str], images: Sequence[str]) -> Attachments | None:

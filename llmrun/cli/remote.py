@@ -132,13 +132,13 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
 
 @contextmanager
 def open_at(
-    output: Output, server: Server, name: str, asked: AnswerRequest, flags: Mapping[str, Any], *, sees: bool = False
+    output: Output, server: Server, name: str, request: AnswerRequest, flags: Mapping[str, Any], *, sees: bool = False
 ) -> Iterator[RemoteModel]:
     """Open a server's model; close its connections afterwards.
 
     Args:
         name: as the server lists it; "" or ANY_MODEL for its only one.
-        asked: the request, as far as it is known.
+        request: the request, as far as it is known.
         flags: sampling parameters as typed.
         sees: images will be sent.
 
@@ -157,7 +157,7 @@ def open_at(
         raise
     with closing(RemoteModel(server, served, output.note, yielding=PRESET_ORIGINS)) as model:
         model.sampling(flags)
-        model.require(asked)
+        model.require(request)
         if sees:
             require_projector(model.name, model.sees, server.host)
         yield model

@@ -59,10 +59,10 @@ def replay(
             output.note(line)
         deltas: list[TextDelta] = []
         with cancelling(output, loaded):
-            asked = record.again()
+            request = record.again()
             if loading.speculate is not None:
-                asked = replace(asked, speculation=loaded.drafting.speculation())
-            events = collecting(loaded.answer(asked), deltas)
+                request = replace(request, speculation=loaded.drafting.speculation())
+            events = collecting(loaded.answer(request), deltas)
             finished = show(output, events, loaded, DisplayOptions(markdown=False, end_line=True))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")

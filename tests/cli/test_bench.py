@@ -62,7 +62,7 @@ def bench(*arguments: str) -> str:
 def typed(**lists: list[str]) -> BenchGrid:
     settings = {name: lists.pop(name) for name in [*lists] if name in SETTINGS}
     names = command.BenchArguments.__dataclass_fields__
-    return command.wanted(
+    return command.grid_of(
         command.BenchArguments(**{name: lists.get(name) for name in names} | {"settings": settings}), 4
     )
 
