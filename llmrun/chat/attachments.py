@@ -1,6 +1,6 @@
 """Files attached to a message: text files, laid out so that the model sees where each begins, and image files.
 
-Owns reading and layout; must not know models or terminals. Names are returned as the user gave them, not sanitized.
+Names are returned as the user gave them, not sanitized.
 """
 
 from __future__ import annotations

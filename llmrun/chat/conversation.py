@@ -1,7 +1,7 @@
 """A conversation with a model: requests, truncation to the context window, and saving.
 
-Owns the order of a turn: save the question, truncate, ask, save the answer. Must not know terminals. However an
-answer ends, its question and the text received stay saved.
+Owns the order of a turn: save the question, truncate, ask, save the answer. However an answer ends, its question and
+the text received stay saved.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class Conversation:
         """Yield the events of one answer of the model; without calls it ends the turn."""
         request = self._request(turn)
         response, self.last, self.calls, self._was_read = ResponseAccumulator(), None, (), False
-        n_known = sum(len(each.pictures) for each in request.messages)  # images of earlier questions
+        n_known = sum(len(message.pictures) for message in request.messages)  # images of earlier questions
         n_known -= 0 if turn.answer.rounds else len(turn.question.images)
         try:
             for event in self._events(turn, request, answer or self.model.answer):

@@ -1,7 +1,4 @@
-"""The images of a conversation, read again for every request: a saved chat stores paths and hashes, not the bytes.
-
-Owns the reading, and the notes about missing files; must not know databases or terminals.
-"""
+"""The images of a conversation, read again for every request: a saved chat stores paths and hashes, not the bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Passages of a folder's documents that go along with a question: cut, indexed, and found by meaning and by words.
 
-Owns the index, an SQLite file for each folder; must not know engines (it is given a function that embeds) or terminals.
 A file is read again only if its size or time changed, and embedded again only if its bytes did.
 """
 
@@ -83,7 +82,7 @@ def passages_block(passages: Sequence[Passage]) -> str:
 
 def passages_line(passages: Sequence[Passage]) -> str:
     """Return the numbers of passages and of their files in words."""
-    n_passages, n_files = len(passages), len({each.file for each in passages})
+    n_passages, n_files = len(passages), len({passage.file for passage in passages})
     return f"{n_passages} passage{'s' * (n_passages != 1)} of {n_files} file{'s' * (n_files != 1)}"
 
 
@@ -103,7 +102,7 @@ def cut(text: str, file: str) -> Iterator[Passage]:
     """Yield the passages of a document: whole paragraphs where possible, each under one heading and on one page."""
     open_lines: list[_Line] = []
     for line in _lines(text):
-        size = sum(each.tokens for each in open_lines)
+        size = sum(open_line.tokens for open_line in open_lines)
         turns = bool(open_lines) and line.page != open_lines[-1].page
         if turns or (line.starts and size >= _LEAST_TOKENS):
             yield from _passage(file, open_lines)
@@ -121,8 +120,8 @@ def _lines(text: str) -> Iterator[_Line]:
     page, heading = 0, ""
     is_paged = _PAGE.match(text) is not None
     for number, line in enumerate(text.split("\n"), 1):
-        if is_paged and (found := _PAGE.fullmatch(line)):
-            page = int(found[1])
+        if is_paged and (match := _PAGE.fullmatch(line)):
+            page = int(match[1])
             continue
         starts = _HEADING.match(line) is not None
         if starts:
@@ -369,7 +368,7 @@ class FolderIndex:
     def _vectors_of(self, passages: Sequence[Passage]) -> list[bytes]:
         if self._embed is None:
             return [b""] * len(passages)
-        texts = (f"{each.file}: {each.heading}\n{each.text}" for each in passages)
+        texts = (f"{passage.file}: {passage.heading}\n{passage.text}" for passage in passages)
         return [row.astype(_VECTOR).tobytes() for part in self._embed(texts, "document") for row in part]
 
     def _load(self, connection: sqlite3.Connection) -> None:

@@ -1,7 +1,4 @@
-"""Recorded answers: the whole request, so that the same machine and build give the same bytes again.
-
-Owns the file format and the differences between two records; must not know terminals.
-"""
+"""Recorded answers: the whole request, so that the same machine and build give the same bytes again."""
 
 from __future__ import annotations
 
@@ -57,7 +54,9 @@ def _draft_of(model: Model) -> ModelFingerprint | None:
 def place_of(model: Model) -> dict[str, str]:
     """Return everything that an answer's bytes depend on, besides the request and the sampling."""
     used, draft, machine = model.used, _draft_of(model), probe()
-    adapters = [f"{_file(fingerprint_file('', Path(each.path)))} x {each.scale:g}" for each in model.load.adapters]
+    adapters = [
+        f"{_file(fingerprint_file('', Path(adapter.path)))} x {adapter.scale:g}" for adapter in model.load.adapters
+    ]
     return {
         "model": _file(used),
         **({"draft model": _file(draft)} if draft is not None else {}),

@@ -1,7 +1,7 @@
 """Truncation of a conversation that is longer than the context window: whole turns are dropped, by a named policy.
 
 Owns the choice of turns, the line that reports it, and the form of a summary. Pure: token counts come in, indices go
-out; must not know models, tokenizers or terminals. "ask" is not a policy: the caller asks and passes the choice.
+out. "ask" is not a policy: the caller asks and passes the choice.
 """
 
 from __future__ import annotations

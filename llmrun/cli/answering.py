@@ -1,17 +1,23 @@
-"""The display of an answer, and Ctrl-C to stop it, for `run` and `chat`."""
+"""The display of answers, one or several, and Ctrl-C to stop them, for `run` and `chat`."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
+from llmrun.errors import UsageError, require_within
 from llmrun.model.chat_model import ChatModel
-from llmrun.protocol.messages import Event, Finished, ImageAccepted, Started, Stats, TextDelta
+from llmrun.model.n_answers import seeds_for, with_seeds
+from llmrun.protocol.codec import as_dict
+from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, ImageAccepted, Started, Stats, TextDelta
 from llmrun.protocol.sizes import readable_size
+from llmrun.reply import Reply
+from llmrun.ui.answer.meter import summary_of_all
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.keyboard import keyboard
@@ -122,3 +128,89 @@ def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) ->
         if isinstance(event, Finished):
             return event
     raise AssertionError("an answer ended without Finished")
+
+
+def show_n_answers(
+    output: Output, model: ChatModel, request: AnswerRequest, answers: int, shown_as: DisplayOptions
+) -> Finished:
+    """Show several answers; return the end of the one that was cut shortest.
+
+    Raises:
+        UsageError: all answers would be the same.
+    """
+    seeds = seeds_for(request.sampling, answers)
+    events = model.answer(*with_seeds(request, seeds))
+    finished = _print_json(output, events, seeds) if output.json else stream(output, model, events, seeds, shown_as)
+    order = ("cancelled", "length")
+    return min(finished, key=lambda each: order.index(each.reason) if each.reason in order else len(order))
+
+
+def stream(
+    output: Output, model: ChatModel, events: Iterable[Event], seeds: Sequence[int], shown_as: DisplayOptions
+) -> list[Finished]:
+    """Show answers with these seeds; return their ends."""
+    from llmrun.ui.answer.columns import n_answers_view  # most prompts have one answer
+
+    stats = is_on_terminal(output) if shown_as.stats is None else shown_as.stats
+    together = model.parallel > 1
+    finished: list[Finished] = []
+    with n_answers_view(
+        output,
+        seeds,
+        together=together,
+        stats=stats,
+        markdown=shown_as.markdown,
+        think=shown_as.think,
+        short=shown_as.stats is None,
+    ) as view:
+        model.on_wait = view.tick
+        for event in events:
+            view.show(event)
+            if isinstance(event, Finished):
+                finished.append(event)
+    if stats and together:
+        output.note(summary_of_all(finished, short=shown_as.stats is None))
+    return finished
+
+
+def _print_json(output: Output, events: Iterable[Event], seeds: Sequence[int]) -> list[Finished]:
+    from llmrun.ui.answer.columns import SeedIndex
+
+    places, answers = SeedIndex(seeds), [list[Event]() for _ in seeds]
+    for event in events:
+        answers[places.of(event)].append(event)
+    output.result_json([_as_json(events, seed) for events, seed in zip(answers, seeds, strict=True)])
+    return [event for events in answers for event in events if isinstance(event, Finished)]
+
+
+def _as_json(events: list[Event], seed: int) -> dict[str, Any]:
+    reply = Reply(iter(events), lambda: None)
+    facts = {"seed": seed, "text": reply.text, "reason": reply.reason, "stats": as_dict(reply.stats)}
+    if reply.thoughts:
+        facts["thoughts"] = reply.thoughts
+    if reply.logprobs:
+        facts["logprobs"] = {"content": logprob_entries(reply.logprobs)}
+    return facts
+
+
+def check_logprobs(output: Output, count: int, answers: int) -> None:
+    """Raise UsageError if log-probabilities can't be shown."""
+    require_within("--logprobs", count, (0, MOST_TOP_LOGPROBS))
+    if output.json:
+        return
+    if answers > 1:
+        why = "only one answer can be shaded"
+        raise UsageError("--logprobs and --answers can't be used together", why=why, hint="--json has both")
+    if not (output.cursor_moves and output.stdout_has_color):
+        why = "it colours the text, and there are no colours here"
+        raise UsageError("--logprobs needs colours", why=why, hint="--json prints them for each token")
+
+
+def show_logprobs(output: Output, deltas: Sequence[TextDelta], count: int) -> None:
+    """Print the legend of the colours, and the N likeliest tokens where the answer's token was unlikely."""
+    from llmrun.ui.answer.surprise import show_legend, show_surprises
+
+    tokens = [token for delta in deltas for token in delta.logprobs]
+    show_legend(output, stderr=True)
+    if count and tokens:
+        show_surprises(output, tokens, stderr=True)

@@ -153,17 +153,17 @@ def _parameter_error(error: typer.BadParameter, parameter: Any, hint: str) -> Us
     if hasattr(error, "param_type"):  # only Typer's MissingParameter has it, which it does not export
         return UsageError(f"{name} is missing", hint=hint)
     message = error.message.rstrip(".")
-    if found := re.fullmatch(r"'?(.*?)'? is not a valid (\w+)(?:\. .*)?", message):
-        return UsageError(f"invalid {name} {found[1]}", why=f"must be {_EXPECTED.get(found[2], found[2])}", hint=hint)
-    if found := re.fullmatch("'?(.*?)'? is not one of (.*)", message):
+    if match := re.fullmatch(r"'?(.*?)'? is not a valid (\w+)(?:\. .*)?", message):
+        return UsageError(f"invalid {name} {match[1]}", why=f"must be {_EXPECTED.get(match[2], match[2])}", hint=hint)
+    if match := re.fullmatch("'?(.*?)'? is not one of (.*)", message):
         return UsageError(
-            f"invalid {name} {found[1]}", why=f"must be one of {found[2].replace(chr(39), '')}", hint=hint
+            f"invalid {name} {match[1]}", why=f"must be one of {match[2].replace(chr(39), '')}", hint=hint
         )
-    if found := re.fullmatch(r"(.*) is not in the range (?:(\S+)<=)?x(?:(<=|>=)(\S+))?", message):
+    if match := re.fullmatch(r"(.*) is not in the range (?:(\S+)<=)?x(?:(<=|>=)(\S+))?", message):
         bounds = (
-            f"between {found[2]} and {found[4]}"
-            if found[2]
-            else f"at {'most' if found[3] == '<=' else 'least'} {found[4]}"
+            f"between {match[2]} and {match[4]}"
+            if match[2]
+            else f"at {'most' if match[3] == '<=' else 'least'} {match[4]}"
         )
-        return UsageError(f"invalid {name} {found[1]}", why=f"must be {bounds}", hint=hint)
+        return UsageError(f"invalid {name} {match[1]}", why=f"must be {bounds}", hint=hint)
     return UsageError(f"invalid {name}", why=message, hint=hint)

@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.batch.answerers import LocalEngine
+from llmrun.batch.plan import plan_batch
+from llmrun.batch.results import ResultFile, output_files, write_table
+from llmrun.batch.rows import RowTemplate, read_rows
+from llmrun.batch.run import BatchProgress, Ledger
+from llmrun.cli.loading import find_model
 from llmrun.cli.options import (
     GrammarOption,
     JsonOption,
     JsonSchemaOption,
+    KeepReasoningOption,
     LoadingOptions,
     LoopGuardOption,
     MaxTokensOption,
@@ -22,27 +29,32 @@ from llmrun.cli.options import (
     StopOption,
     SystemOption,
     TemplateOption,
+    ThinkOption,
+    ThinkTokensOption,
+    answer_options,
     loading,
-    wanted,
     with_options,
 )
-from llmrun.cli.reasoning import KeepReasoningOption, ThinkOption, ThinkTokensOption
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
-from llmrun.cli.remote_options import ANY_MODEL, refuse_with_remote
-from llmrun.cli.run_command import RawOption
+from llmrun.cli.remote import ANY_MODEL, AtOption, KeyFileOption, refuse_with_remote, remote_server, served_model
+from llmrun.cli.run import RawOption
 from llmrun.cli.sampling import PRESET_ORIGINS, SAMPLING_OPTIONS
 from llmrun.errors import RowsFailedError, UsageError, require_within
+from llmrun.model.loading import prepare
+from llmrun.models.location import find_projector
+from llmrun.models.store.use import using
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
 from llmrun.protocol.settings import PARALLEL_BOUNDS
+from llmrun.remote.request_body import require_told
 from llmrun.storage import check_target
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.batch import BatchView, show_plan
 
 if TYPE_CHECKING:
     from llmrun.batch.plan import BatchPlan, RowAnswerer
-    from llmrun.batch.results import OutputFiles, ResultFile
-    from llmrun.batch.rows import Row, RowTemplate
+    from llmrun.batch.results import OutputFiles
+    from llmrun.batch.rows import Row
     from llmrun.remote.server import Server
 
 
@@ -58,8 +70,8 @@ def asked(
     keep_reasoning: KeepReasoningOption = None,
     loop_guard: LoopGuardOption = True,
 ) -> tuple[str | None, AnswerRequest]:
-    """Return the system prompt, and the request for rows without fields of their own. Raises as options.wanted()."""
-    options = wanted(
+    """Return the system prompt, and the request for rows without fields of their own. Raises as answer_options()."""
+    options = answer_options(
         system,
         template,
         max_tokens,
@@ -72,7 +84,7 @@ def asked(
         keep_reasoning=keep_reasoning,
         loop_guard=loop_guard,
     )
-    return options.system, options.asked
+    return options.system, options.request
 
 
 RowsArgument = Annotated[
@@ -138,10 +150,6 @@ def batch(
     file. Run the same command again to continue after an interruption. A failed row gets an error, and the exit status
     is 10. With --at, MODEL may be left out if the server has only one.
     """
-    from llmrun.batch.plan import plan_batch
-    from llmrun.batch.results import ResultFile, output_files
-    from llmrun.batch.rows import RowTemplate
-    from llmrun.ui.views.batch import show_plan
 
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
     if loading.draft is not None or loading.speculate:
@@ -221,12 +229,6 @@ def _answering(
         with connected(address, job) as cluster:
             yield cluster
         return
-    from llmrun.batch.answerers import LocalEngine
-    from llmrun.cli.loading import find_model
-    from llmrun.model.loading import prepare
-    from llmrun.models.location import find_projector
-    from llmrun.models.store.use import using
-
     adapters = loading.adapters
     spec, path = find_model(output, name, yes=loading.yes)
     projector = find_projector(path, loading.projector)
@@ -238,7 +240,6 @@ def _answering(
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
     """Return a remote engine. Raise for options that the server does not support; rows are checked one by one."""
     from llmrun.batch.answerers import RemoteEngine
-    from llmrun.remote.request_body import require_told
 
     model = served_model(output, server, None if name == ANY_MODEL else name)
     sampling = resolve_sampling(("flag", recipe.sampling))[0]
@@ -253,7 +254,6 @@ def _read(rows: Path) -> list[Row]:
     Raises:
         UsageError: the file has no rows, or is stdin.
     """
-    from llmrun.batch.rows import read_rows
 
     if str(rows) == "-":
         raise UsageError("batch does not read stdin", why="the same file continues a batch", hint="cat > rows.jsonl")
@@ -277,9 +277,6 @@ def _answer(
     Raises:
         RowsFailedError: rows failed, in this run or an earlier one.
     """
-    from llmrun.batch.results import write_table
-    from llmrun.batch.run import BatchProgress, Ledger
-    from llmrun.ui.views.batch import BatchView
 
     total = len(rows)
     tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed, parallel=plan.parallel)

@@ -70,7 +70,7 @@ def beam_options(
 
 
 def refuse_with_beams(
-    asked: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
+    request: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
 ) -> None:
     """Raise for options that beam search cannot obey.
 
@@ -83,9 +83,9 @@ def refuse_with_beams(
     drawn = {PARAMETERS[name].flag: True for name in flags if not PARAMETERS[name].for_beams}
     given = {
         **drawn,
-        "--think": asked.thinking is True,
-        "--think-tokens": asked.thinking_tokens is not None,
-        "--think-effort": asked.reasoning_effort is not None,
+        "--think": request.thinking is True,
+        "--think-tokens": request.thinking_tokens is not None,
+        "--think-effort": request.reasoning_effort is not None,
         "--speculate": loading.speculate is not None,
         "--draft": loading.draft is not None,
         **others,
@@ -97,7 +97,7 @@ def refuse_with_beams(
 
 
 def search(
-    output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings, shown_as: DisplayOptions
+    output: Output, model: Model, request: AnswerRequest, settings: BeamSettings, shown_as: DisplayOptions
 ) -> None:
     """Search, then print the best answer to stdout and everything else to stderr.
 
@@ -106,7 +106,7 @@ def search(
         CutOffError: a limit cut off an answer that must follow a grammar.
     """
     with cancelling(output, model):
-        found, tree = searched(output, model, asked, settings)
+        found, tree = searched(output, model, request, settings)
     best = found.answers[0]
     if output.json:
         from llmrun.ui.views.beams import as_json
@@ -115,10 +115,10 @@ def search(
     else:
         show_again(output, best.text, shown_as)
         if shown_as.stats or (shown_as.stats is None and output.stdout_is_terminal):
-            show_rest(output, model, settings, found, is_free=asked.grammar is None)
+            show_rest(output, model, settings, found, is_free=request.grammar is None)
     if found.is_cancelled:
         raise CancelledError("stopped by Ctrl-C")
-    if best.reason == "length" and asked.grammar is not None:
+    if best.reason == "length" and request.grammar is not None:
         why = "the beams have filled the KV cache" if found.is_full else "the length limit is reached"
         hint = "a larger --ctx, or fewer beams" if found.is_full else "a larger --max-tokens, or none"
         raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
@@ -127,15 +127,15 @@ def search(
 
 
 def searched(
-    output: Output, model: Model, asked: AnswerRequest, settings: BeamSettings
+    output: Output, model: Model, request: AnswerRequest, settings: BeamSettings
 ) -> tuple[BeamsFound, list[TreeNode]]:
     """Search and draw the tree meanwhile; return the result and the tree."""
     from llmrun.ui.views.beams import BeamsView
 
     if model.thinks:
-        asked = replace(asked, thinking=False)
+        request = replace(request, thinking=False)
     with BeamsView(output) as view:
-        return model.beams(SearchBeams(asked, settings), view.step), view.tree
+        return model.beams(SearchBeams(request, settings), view.step), view.tree
 
 
 def show_rest(output: Output, model: Model, settings: BeamSettings, found: BeamsFound, *, is_free: bool) -> None:

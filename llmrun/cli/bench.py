@@ -1,34 +1,356 @@
-"""`llmrun bench`: measurements of speed, and comparisons of two results."""
+"""`llmrun bench`: the speed of models and of engines under load, the gain of drafts, and comparisons."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_back, output_options, save
-from llmrun.cli.bench_load import LoadTestOptions, load_test_options
-from llmrun.cli.bench_options import BenchArguments, Lists, MeasurementOptions
+from llmrun.bench import cases as known
+from llmrun.bench.cases import MOST_REPETITIONS, NamedModel, check_cases, check_models, fit_together, numbers
+from llmrun.bench.external import LLAMA_BENCH, ExternalComparison, find, our_side, result_of, versus
+from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
+from llmrun.bench.load import measure as run_load
+from llmrun.bench.machine import describe
+from llmrun.bench.run import BenchedModel, BenchOutcome, BenchRequest, Loading, Progress, engines_of, run
+from llmrun.bench.speculation import measure as measure_gains
+from llmrun.cli.bench_history import OutputOptions, deliver, kind_of_file, look_back, output_options, put, save
 from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
 from llmrun.cli.defaults import with_preset
-from llmrun.cli.options import LoraOption, OptionTable, YesOption, adapters_of, engine_option, with_options
-from llmrun.cli.rpc import RpcOption, workers_of
+from llmrun.cli.loading import fetch, find_draft, find_model
+from llmrun.cli.options import (
+    DraftOption,
+    LoraOption,
+    OptionTable,
+    RpcOption,
+    YesOption,
+    adapters_of,
+    engine_option,
+    with_options,
+    workers_of,
+)
+from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
 from llmrun.config import load_settings
-from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS, shown
+from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError, require_within
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check
+from llmrun.model.loading import A_CHAT, prepare
+from llmrun.models.adapters import adapter_bytes
+from llmrun.models.location import locate
+from llmrun.models.store.use import using
+from llmrun.planning.hardware import Hardware, this_machine
+from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.speculation import read_draft_source
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.params import MOST_TOKENS, Limits
+from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, PARALLEL_BOUNDS, SETTINGS, shown
+from llmrun.remote.client import RemoteClient
+from llmrun.remote.request_body import refused_fields
+from llmrun.runner.client import EngineClient
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.bench import BenchView, show_versus
+from llmrun.ui.views.bench_load import load_page, show_gains, show_outcome
 
 if TYPE_CHECKING:
     from llmrun.bench.cases import BenchGrid, Case
-    from llmrun.bench.run import BenchedModel, BenchOutcome, BenchRequest, Loading
+    from llmrun.bench.load import LoadOutcome
     from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
-    from llmrun.planning.hardware import Hardware
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
+    from llmrun.remote.server import Server
+
+Lists = list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchArguments:
+    """Lists as typed; None for an option that is missing."""
+
+    prompts: Lists
+    answers: Lists
+    pairs: Lists
+    chats: Lists
+    depths: Lists
+    settings: dict[str, list[str]]  # field of EngineSettings -> its list; without missing options
+    adapters: tuple[Adapter, ...]
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementOptions:
+    """Options of the measurement; see bench.run.BenchRequest. interleave is None if not specified."""
+
+    repetitions: int
+    warm_up: bool
+    interleave: bool | None
+    delay: float
+    with_limits: bool
+
+
+_DEFAULT_TOKENS = 64
+_MOST_FAR_CLIENTS = 1024
+_PANEL = "Load test"
+# Lists of other tests and other ways to load: the model is loaded as `llmrun serve` does.
+_FOREIGN = {"prompts": "-p", "answers": "-n", "pairs": "-pg", "chats": "--chat", "depths": "-d"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTestOptions:
+    """Options as typed; None for an option that is missing."""
+
+    clients: list[str] | None
+    tokens: int | None
+    draft: str | None
+    at: str | None = None
+    key_file: Path | None = None
+
+    def check(self, *, with_drafts: bool) -> None:
+        """Raise UsageError for an option that does not apply to the measurement."""
+        if self.clients is None and (self.at is not None or self.key_file is not None):
+            hint = "llmrun bench --at http://127.0.0.1:8080 --clients 1,2,4,8"
+            raise UsageError("--at and --key-file need --clients", hint=hint)
+        if self.draft is not None and not with_drafts:
+            raise UsageError("--draft needs --speculate", hint="llmrun bench MODEL --draft SMALLER --speculate")
+        if self.clients is not None and with_drafts:
+            raise UsageError("--clients and --speculate can't be used together", hint="give one of them")
+        if self.clients is None and not with_drafts and self.tokens is not None:
+            hint = f"-n {self.tokens} measures one answer of {self.tokens} tokens"
+            raise UsageError("--tokens needs --clients or --speculate", hint=hint)
+
+
+def load_test_options(
+    clients: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--clients",
+            metavar="NUMBER",
+            help="Measure one engine under this many clients at once instead, e.g. 1,2,4,8.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--tokens",
+            metavar="TOKENS",
+            help=f"Length of each answer. Default: {_DEFAULT_TOKENS}; with --speculate up to 400.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    draft: DraftOption = None,
+    at: AtOption = None,
+    key_file: KeyFileOption = None,
+) -> LoadTestOptions:
+    """Collect the options of a load test."""
+    return LoadTestOptions(clients, tokens, draft, at, key_file)
+
+
+def measure_load(
+    output: Output,
+    models: Sequence[str],
+    typed: LoadTestOptions,
+    lists: BenchArguments,
+    how: MeasurementOptions,
+    after: OutputOptions,
+    *,
+    yes: bool,
+) -> None:
+    """Measure a model and show the result, also a partial one after Ctrl-C or a failure.
+
+    Raises:
+        UsageError: an option does not apply, or is out of bounds.
+    """
+
+    server = remote_server(typed.at, typed.key_file)
+    if len(models) > 1 or (not models and server is None) or set(models) & set(BENCH_ACTIONS):
+        raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
+    refuse_others("--clients", lists, how, after, has_page=True)
+    if server is not None:
+        _measure_remote(output, server, models[0] if models else None, typed, lists, how, after)
+        return
+    clients = _clients(typed, PARALLEL_BOUNDS)
+    preferences = LoadPreferences(
+        threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers
+    )
+    preferences = with_preset(models[0], preferences)
+    tokens = typed.tokens or _DEFAULT_TOKENS
+    spec, path = find_model(output, models[0], yes=yes)
+    name = path.stem if spec.path else models[0]
+    with using(path):
+        model = prepare(spec, path, preferences, warm_up=True, adapters=lists.adapters)
+        if PROMPT_TOKENS + tokens > model.plan.n_ctx:
+            raise UsageError(
+                f"invalid --tokens {tokens}",
+                why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.plan.n_ctx:,}",
+            )
+        for note in model.plan.notes:
+            output.note(note)
+        request = LoadRequest(name, model.load, clients, tokens, how.repetitions, how.warm_up)
+        view = BenchView(output, [name], (), shows_rows=False)
+        outcome = run_load(request, view.progress)
+        view.clear()
+    _end_load(output, request, outcome, after)
+
+
+def _measure_remote(
+    output: Output,
+    server: Server,
+    wanted: str | None,
+    typed: LoadTestOptions,
+    lists: BenchArguments,
+    how: MeasurementOptions,
+    after: OutputOptions,
+) -> None:
+    """Measure the model of a remote server and show the result.
+
+    Raises:
+        UsageError: an option is about an engine here, or is out of bounds.
+        LlmrunError: the request failed.
+    """
+
+    for flag, came in (
+        ("-t", "threads" in lists.settings), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))
+    ):  # fmt: skip
+        if came:
+            raise UsageError(f"--at and {flag} can't be used together", why="the server has loaded its model already")
+    clients = _clients(typed, (1, _MOST_FAR_CLIENTS))
+    model = served_model(output, server, wanted)
+    goes_on = not refused_fields(AnswerRequest(limits=Limits(ignores_end=True)), model)
+    request = LoadRequest(
+        model.name, None, clients, typed.tokens or _DEFAULT_TOKENS, how.repetitions, how.warm_up, server.host, goes_on
+    )
+    view = BenchView(output, [model.name], (), shows_rows=False)
+    client = RemoteClient(server, model, on_note=output.note)
+    outcome = run_load(request, view.progress, lambda: client)
+    view.clear()
+    if client.has_usage is False:
+        output.note(f"{server.host} does not count tokens: pieces of text are counted instead")
+    _end_load(output, request, outcome, after)
+
+
+def _end_load(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
+    if outcome.rows:
+        _show_load(output, request, outcome, after)
+    if outcome.error is not None:
+        raise outcome.error
+
+
+def _show_load(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
+    """Print a table or JSON, and write a page if one is requested; a page on stdout replaces the table."""
+
+    file = after.file or after.copy
+    if file is not None or after.kind != "html":
+        show_outcome(output, request, outcome, after.machine)
+    if file is not None or after.kind == "html":
+        put(output, load_page(request, outcome, describe(name=after.machine)), file)
+
+
+def _clients(typed: LoadTestOptions, bounds: tuple[int, int]) -> tuple[int, ...]:
+    clients = numbers(typed.clients or (), "--clients", least=1)
+    require_within("--clients", max(clients), bounds)
+    require_within("--tokens", typed.tokens, (2, MOST_TOKENS))
+    return tuple(dict.fromkeys(clients))
+
+
+def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
+    """Return the number of threads, if given.
+
+    Raises:
+        UsageError: several are given.
+    """
+
+    threads = numbers(lists.settings.get("threads", ()), "-t", least=1)
+    if len(threads) > 1:
+        raise UsageError(f"{flag} takes one number of threads", hint=f"-t {threads[0]}")
+    return threads[0] if threads else None
+
+
+def refuse_others(
+    flag: str, lists: BenchArguments, how: MeasurementOptions, after: OutputOptions, *, has_page: bool = False
+) -> None:
+    """Raise for options of tests that a flag replaces.
+
+    Args:
+        has_page: the result can be an HTML page.
+
+    Raises:
+        UsageError: such an option is given.
+    """
+
+    require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
+    target = after.file or after.copy
+    is_page = has_page and (after.kind if target is None else target.suffix.lower().removeprefix(".")) == "html"
+    is_plain = target is None and after.kind in {"table", "json"}
+    foreign = {flag: getattr(lists, name) is not None for name, flag in _FOREIGN.items()}
+    foreign |= {SETTINGS[name].short: True for name in lists.settings if name != "threads"}
+    foreign |= {
+        "--interleave": how.interleave is True,
+        "--no-interleave": how.interleave is False,
+        "--delay": how.delay > 0,
+        "--no-limits": not how.with_limits,
+        "--compare": after.compare is not None,
+        "--vs": bool(after.versus),
+        f"-o {target or after.kind}": not is_plain and not is_page,
+    }
+    for other, came in foreign.items():
+        if came:
+            raise UsageError(f"{flag} and {other} can't be used together", hint="give one of them")
+
+
+_TOKENS_WITH_DRAFTS = 400
+_FLAG = "--speculate"
+
+
+def measure_speculation(
+    output: Output,
+    models: Sequence[str],
+    asked: LoadTestOptions,
+    lists: BenchArguments,
+    how: MeasurementOptions,
+    after: OutputOptions,
+    *,
+    yes: bool,
+) -> None:
+    """Measure a model and show the result, also a partial one after Ctrl-C or a failure.
+
+    Raises:
+        UsageError: an option does not apply, or is out of bounds.
+    """
+    if len(models) != 1 or models[0] in BENCH_ACTIONS:
+        raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
+    refuse_others(_FLAG, lists, how, after)
+    require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
+    preferences = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers)
+    preferences = with_preset(models[0], preferences)
+    spec, path = find_model(output, models[0], yes=yes)
+    name = path.stem if spec.path else models[0]
+    draft, heads = read_draft_source(asked.draft)
+    preferences = replace(preferences, draft_heads=heads)
+    drafts = find_draft(output, draft, yes=yes)
+    with using(path), using(drafts.path) if drafts is not None else nullcontext():
+        model = prepare(spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters)
+        for note in model.plan.notes:
+            output.note(note)
+        view = BenchView(output, [name], (), shows_rows=False)
+        outcome = measure_gains(
+            model,
+            name,
+            tokens=asked.tokens or _TOKENS_WITH_DRAFTS,
+            repetitions=how.repetitions,
+            warm_up=how.warm_up,
+            on_progress=view.progress,
+        )
+        view.clear()
+    if outcome.rows:
+        show_gains(output, name, model.load, outcome, after.machine)
+    if outcome.error is not None:
+        raise outcome.error
+
 
 _TESTS, _LOADING = "Tests", "Loading"
 _DEFAULTS = {"threads": SETTINGS["threads"].unset, "n_batch": "2048"}  # other than the engine's
@@ -127,7 +449,6 @@ def bench(
     Tests are named and done as in llama-bench: pp512 is the prefill of 512 tokens, tg128 decodes 128 random tokens.
     chat128+64 is a real answer as `llmrun run` gives it: with sampling, text and streaming.
     """
-    from llmrun.cli import bench_load, bench_speculation
 
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
@@ -135,10 +456,10 @@ def bench(
     load.check(with_drafts=speculate)
     after.check_files(output, yes=yes)
     if speculate:
-        bench_speculation.measure(output, models or (), load, lists, how, after, yes=yes)
+        measure_speculation(output, models or (), load, lists, how, after, yes=yes)
         return
     if load.clients is not None:
-        bench_load.measure(output, models or (), load, lists, how, after, yes=yes)
+        measure_load(output, models or (), load, lists, how, after, yes=yes)
         return
     if after.compare is not None or (models and models[0] in BENCH_ACTIONS):
         look_back(output, [*(models or []), *(after.compare or ())], after)
@@ -167,12 +488,6 @@ def _opened(
 
     Chat tests load them as `llmrun chat` does, unless an option of the loading is given.
     """
-    from llmrun.bench.run import BenchedModel
-    from llmrun.cli.loading import fetch
-    from llmrun.gguf.reader import read_header
-    from llmrun.gguf.rules import check
-    from llmrun.models.location import locate
-    from llmrun.models.store.use import using
 
     settings = load_settings()
     located = [locate(name, settings) for name in dict.fromkeys(names)]
@@ -193,15 +508,11 @@ def _opened(
 
 def _check_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
     if adapters:
-        from llmrun.models.adapters import adapter_bytes
-
         adapter_bytes(adapters, header)
 
 
 def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
     """Return the division of the layers between the workers, and note it."""
-    from llmrun.model.loading import prepare
-    from llmrun.planning.plan import LoadPreferences
 
     model = prepare(spec, path, LoadPreferences(workers=workers))
     for note in model.plan.notes:
@@ -214,11 +525,6 @@ def _usual(name: str, spec: ModelSpec, path: Path, lists: BenchArguments) -> Loa
 
     None if it does not fit.
     """
-    from dataclasses import replace
-
-    from llmrun.bench.run import Loading
-    from llmrun.model.loading import A_CHAT, prepare
-    from llmrun.planning.plan import LoadPreferences
 
     preferences = with_preset(name, LoadPreferences(workers=lists.workers))
     try:
@@ -233,11 +539,9 @@ def _cases(
     output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """Return the machine and the cases to measure. Raise for cases that no model can run."""
-    from llmrun.bench.cases import check_cases
-    from llmrun.planning.hardware import this_machine
 
     hardware = this_machine(lists.workers)
-    cases = wanted(lists, hardware.usable_cores, with_chat=with_chat).cases()
+    cases = grid_of(lists, hardware.usable_cores, with_chat=with_chat).cases()
     for note in check_cases(cases, hardware, how.repetitions):
         output.note(note)
     return hardware, cases
@@ -252,8 +556,6 @@ def _request(
     name: str,
 ) -> BenchRequest:
     """Return the measurements to run. Raise for cases that these models cannot run."""
-    from llmrun.bench.cases import NamedModel, check_models, fit_together
-    from llmrun.bench.run import BenchRequest, engines_of
 
     for note in check_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
         output.note(note)
@@ -273,7 +575,7 @@ def _request(
     )
 
 
-def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> BenchGrid:
+def grid_of(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> BenchGrid:
     """Return the lists as numbers and words.
 
     Args:
@@ -283,7 +585,6 @@ def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> Be
     Raises:
         UsageError: one is invalid.
     """
-    from llmrun.bench import cases as known
 
     def numbers(texts: Lists, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
         return default if texts is None else known.numbers(texts, option)
@@ -305,15 +606,55 @@ def wanted(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> Be
 
 def _measure(output: Output, request: BenchRequest, hardware: Hardware, after: OutputOptions) -> BenchOutcome:
     """Run the measurements and show their progress. After Ctrl-C, return the partial result with the error."""
-    from llmrun.bench.run import run
-    from llmrun.ui.views.bench import BenchView
 
     if after.versus:
-        from llmrun.cli import bench_versus
-
-        return bench_versus.measure(output, request, hardware, after.versus, shows_table=after.kind == "table")
+        return measure_versus(output, request, hardware, after.versus, shows_table=after.kind == "table")
     names = [model.name for model in request.models]
     view = BenchView(output, names, request.cases, shows_rows=after.kind == "table")
     outcome = run(request, hardware, view.progress, view.row)
     view.end(outcome.result)
     return outcome
+
+
+def measure_versus(
+    output: Output, request: BenchRequest, hardware: Hardware, program: str, *, shows_table: bool
+) -> BenchOutcome:
+    """Measure every case of every model on both sides. Ctrl-C or a failure returns the partial result.
+
+    Raises:
+        UsageError: the program does not exist, or would ignore the adapters of the models.
+    """
+    if any(model.adapters for model in request.models):
+        raise UsageError("--lora and --vs can't be used together", hint="give one of them")
+    if hardware.workers:
+        raise UsageError("--rpc and --vs can't be used together", hint="give one of them")
+    llama_bench = find(program)
+    view = BenchView(output, [model.name for model in request.models], request.cases, shows_rows=False)
+    found: list[ExternalComparison] = []
+    error: LlmrunError | None = None
+    try:
+        with our_side(EngineClient, hardware) as ours:
+            pairs = [(model, case) for model in request.models for case in request.cases]
+            for number, (model, case) in enumerate(pairs):
+
+                def tell(done: int, total: int, at: int = number) -> None:
+                    model, case = pairs[at]
+                    share = at * total + done, len(pairs) * total
+                    turn = min(done // 2 + 1, total // 2)
+                    view.progress(Progress(model.name, case.test.name, *share, LLAMA_BENCH, turn, total // 2))
+
+                one = versus(
+                    llama_bench,
+                    lambda model=model, case=case: ours(model, case),  # type: ignore[misc]
+                    model,
+                    case,
+                    repetitions=request.repetitions,
+                    on_update=tell,
+                )
+                found.append(one)
+    except LlmrunError as stopped:
+        error = stopped
+    view.clear()
+    if found and shows_table:
+        show_versus(output, found, LLAMA_BENCH)
+    return BenchOutcome(result_of(found), error)

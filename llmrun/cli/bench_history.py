@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmrun.bench.compare import compare_results, resolve
+from llmrun.bench.external import check_name
+from llmrun.bench.formats import write
+from llmrun.bench.history import History
 from llmrun.cli.completion import complete_result, complete_words
-from llmrun.cli.options import JsonOption, OutputFileYesOption
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import JsonOption, OutputFileYesOption, check_output_file
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.storage import write_whole
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.bench import bench_page, show_entries, show_result
+from llmrun.ui.views.bench import show_comparison as show_view
 
 if TYPE_CHECKING:
-    from llmrun.bench.history import History
     from llmrun.bench.results import Result
 
 
@@ -92,8 +97,6 @@ def output_options(
         UsageError: there is no such format or program.
     """
     if versus:
-        from llmrun.bench.external import check_name
-
         check_name(versus)
     kind, file = _target(form)
     if json and file is None and kind not in ("table", "json"):
@@ -193,8 +196,6 @@ def show_comparison(output: Output, sides: tuple[str, str], kind: str) -> None:
     Raises:
         UsageError: a result does not exist, or they have no test in common.
     """
-    from llmrun.bench.compare import compare_results, resolve
-    from llmrun.ui.views.bench_history import show_comparison as show_view
 
     if kind not in {"table", "json"}:
         raise UsageError(f"a comparison can't be written as {kind}", hint="-o table or -o json")
@@ -215,7 +216,6 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
     Raises:
         UsageError: there is no such result.
     """
-    from llmrun.ui.views.bench_history import show_entries, show_result
 
     if len(which) > 1:
         raise UsageError("history takes one result at most", hint="llmrun bench history 3 -o html > page.html")
@@ -256,14 +256,8 @@ def remove_results(output: Output, which: Sequence[str]) -> None:
 
 def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
     """Write a result in a format to stdout or a file. Raises as put()."""
-    from llmrun.bench.formats import write
 
-    if kind == "html":
-        from llmrun.ui.views.bench_html import bench_page
-
-        text = bench_page(result)
-    else:
-        text = write(result, kind)
+    text = bench_page(result) if kind == "html" else write(result, kind)
     put(output, text, file)
 
 
@@ -276,8 +270,6 @@ def put(output: Output, text: str, file: Path | None) -> None:
     if file is None:
         output.text(text.removesuffix("\n"))
         return
-    from llmrun.storage import write_whole
-
     write_whole(file, text)
     output.note(f"The result is in {file}.")
 
@@ -295,7 +287,6 @@ def save(output: Output, result: Result) -> None:
 @contextmanager
 def _history(output: Output) -> Iterator[History]:
     """Open the history; print its note, if any."""
-    from llmrun.bench.history import History
 
     with History(load_settings()) as history:
         if history.note:

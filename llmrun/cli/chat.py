@@ -24,14 +24,20 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
+from llmrun.cli.options import (
+    AnswerOptions,
+    LoadingOptions,
+    PresetOption,
+    StatsOption,
+    answer_options,
+    loading,
+    with_options,
+)
 from llmrun.cli.options import loading as load_options
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
-from llmrun.cli.remote_options import refuse_with_remote
+from llmrun.cli.remote import AtOption, KeyFileOption, refuse_with_remote, remote_server
 from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.cli.sessions import complete_session
-from llmrun.cli.slash.commands import BY_NAME, completions
-from llmrun.cli.slash.inspection import REMEMBERED
+from llmrun.cli.slash import BY_NAME, REMEMBERED, completions
 from llmrun.cli.talk import Chat
 from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.config import load_settings
@@ -102,7 +108,9 @@ def saving(
     return SessionOptions(last, session, private, overflow, keep)
 
 
-@with_options(wanted=wanted, docs=documents, tooling=tooling, saving=saving, loading=loading, flags=SAMPLING_OPTIONS)
+@with_options(
+    answer=answer_options, docs=documents, tooling=tooling, saving=saving, loading=loading, flags=SAMPLING_OPTIONS
+)
 def chat(
     context: typer.Context,
     model: Annotated[
@@ -123,7 +131,7 @@ def chat(
     at: AtOption = None,
     key_file: KeyFileOption = None,
     *,
-    wanted: AnswerOptions,
+    answer: AnswerOptions,
     docs: DocsOptions,
     tooling: ToolOptions,
     saving: SessionOptions,
@@ -137,7 +145,7 @@ def chat(
         return
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading)
-    talk_with(model, stats, wanted, docs, tooling, saving, loading, flags)
+    talk_with(model, stats, answer, docs, tooling, saving, loading, flags)
 
 
 def _refuse_with_web(context: typer.Context) -> None:
@@ -179,7 +187,7 @@ def _show_page(
 def talk_with(
     model: str,
     stats: bool | None,
-    wanted: AnswerOptions,
+    answer: AnswerOptions,
     docs: DocsOptions,
     tooling: ToolOptions,
     saving: SessionOptions,
@@ -195,7 +203,7 @@ def talk_with(
         _store(output, saving) as store,
         open_documents(output, docs, loading) as index,
     ):
-        saved = _saved_chat(store, saving, wanted.system or "")
+        saved = _saved_chat(store, saving, answer.system or "")
         name = model or _last_model(saved, loading.server)
         if not loading.adapters:
             loading = replace(loading, adapters=_last_adapters(output, saved, name))
@@ -203,9 +211,9 @@ def talk_with(
             output,
             name,
             loading,
-            wanted.asked,
+            answer.request,
             flags,
-            sees=wanted.has_images,
+            sees=answer.has_images,
             warm_up=typed.interactive,
             keeps_states=not saving.private,
             expected=A_CHAT,
@@ -213,7 +221,7 @@ def talk_with(
             tools = Tools(output, box, tooling.allowed)
             chat_settings = ChatSettings(
                 flags=flags,
-                request=replace(wanted.asked, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
+                request=replace(answer.request, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
                 overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
                 keep=saving.keep,
             )
@@ -224,9 +232,9 @@ def talk_with(
                 on_note=output.note,
                 on_overflow=lambda misfit: _ask_policy(output, misfit),
             )
-            markdown = not (wanted.plain or wanted.asked.grammar)
-            shown_as = DisplayOptions(stats, markdown, think=wanted.thoughts, end_line=True)
-            attached = wanted.attached or Attachments()
+            markdown = not (answer.plain or answer.request.grammar)
+            shown_as = DisplayOptions(stats, markdown, think=answer.thoughts, end_line=True)
+            attached = answer.attached or Attachments()
             talk = Chat(output, typed, store, conversation, loading, shown_as, attached, tools, BY_NAME, index)
             typed.commands = completions(talk)
             talk.greet()
@@ -298,12 +306,12 @@ def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapte
     if model not in (answer.model.name, answer.model.path):
         output.note(f"Going on without the adapters of {answer.model.name}.")
         return ()
-    found = tuple(each for each in answer.adapters if Path(each.path).is_file())
-    for each in answer.adapters:
-        if each in found:
-            output.note(f"Going on with the adapter {each.name}, scale {each.scale:g}.")
+    found = tuple(adapter for adapter in answer.adapters if Path(adapter.path).is_file())
+    for adapter in answer.adapters:
+        if adapter in found:
+            output.note(f"Going on with the adapter {adapter.name}, scale {adapter.scale:g}.")
         else:
-            output.note(f"Going on without the adapter {each.name}: {each.path} is missing.")
+            output.note(f"Going on without the adapter {adapter.name}: {adapter.path} is missing.")
     return found
 
 

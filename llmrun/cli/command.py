@@ -9,8 +9,10 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from llmrun.cli import defaults, habits
+from llmrun.cli import habits
 from llmrun.cli.pages import HELP_ALL, command_help
+
+_USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
 
 
 class Command(TyperCommand):
@@ -53,14 +55,16 @@ class ModelCommand(Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._arguments = [each for each in self.params if each.param_type_name == "argument"]
+        self._arguments = [param for param in self.params if param.param_type_name == "argument"]
         self.params.append(_hidden_option(habits.MODEL, *habits.MODEL_OPTIONS))
         if self.name in habits.TAKES_PROMPT:
             self.params.append(_hidden_option(habits.PROMPT, *habits.PROMPT_OPTIONS))
 
     def complete(self, context: Any, values: dict[str, Any], rest: list[str]) -> list[str]:
         rest = habits.name_arguments(values, self._arguments, rest)
-        if self.name in defaults.USES_PRESETS and not context.resilient_parsing:
+        if self.name in _USES_PRESETS and not context.resilient_parsing:
+            from llmrun.cli import defaults  # slow, and most commands have no presets
+
             defaults.fill(self.name, context, values)
         return super().complete(context, values, rest)
 

@@ -23,7 +23,7 @@ MEASURE, LOOK, SET_UP = "Measure", "Look inside", "Set up"
 PANELS = (TALK, SERVE, MODELS, SMALLER, MEASURE, LOOK, SET_UP)
 
 COMMANDS = {
-    "run": CommandEntry(TALK, "run_command", "run", "Answer one prompt. Text from stdin is put before the prompt."),
+    "run": CommandEntry(TALK, "run", "run", "Answer one prompt. Text from stdin is put before the prompt."),
     "chat": CommandEntry(TALK, "chat", "chat", "Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."),
     "batch": CommandEntry(TALK, "batch", "batch", "Answer a file of prompts, many in parallel."),
     "embed": CommandEntry(TALK, "embed", "embed", "Compute embeddings of texts."),
@@ -31,9 +31,9 @@ COMMANDS = {
     "sessions": CommandEntry(TALK, "sessions", "app", "List, show, search and export saved chats."),
     "serve": CommandEntry(SERVE, "serve", "serve", "Serve models over HTTP to OpenAI, Anthropic and Ollama clients."),
     "launch": CommandEntry(SERVE, "launch", "app", "Run a coding agent, such as Claude Code, with a local model."),
-    "ps": CommandEntry(SERVE, "serving", "list_servers", "List running servers and their models."),
-    "stop": CommandEntry(SERVE, "serving", "stop", "Stop a running server."),
-    "logs": CommandEntry(SERVE, "serving", "logs", "Show the log of a server in the background."),
+    "ps": CommandEntry(SERVE, "servers", "list_servers", "List running servers and their models."),
+    "stop": CommandEntry(SERVE, "servers", "stop", "Stop a running server."),
+    "logs": CommandEntry(SERVE, "servers", "logs", "Show the log of a server in the background."),
     "worker": CommandEntry(
         SERVE, "worker", "worker", "Run an RPC worker: compute layers of a model for another machine."
     ),
@@ -46,21 +46,23 @@ COMMANDS = {
     "show": CommandEntry(MODELS, "show", "show", "Show the metadata of a model, downloaded or not."),
     "plan": CommandEntry(MODELS, "plan", "plan", "Predict memory and speed of each quant of a model on this machine."),
     "pull": CommandEntry(MODELS, "models", "pull", "Download a model, update it, or resume an interrupted download."),
-    "import": CommandEntry(MODELS, "storage", "import_file", "Add a model file to the cache under a name."),
-    "verify": CommandEntry(MODELS, "storage", "verify", "Verify the checksums of downloaded models."),
-    "rm": CommandEntry(MODELS, "storage", "remove", "Delete models from this disk."),
-    "gc": CommandEntry(MODELS, "storage", "collect_garbage", "Delete leftovers of interrupted downloads and updates."),
+    "import": CommandEntry(MODELS, "models", "import_file", "Add a model file to the cache under a name."),
+    "verify": CommandEntry(MODELS, "models", "verify", "Verify the checksums of downloaded models."),
+    "rm": CommandEntry(MODELS, "models", "remove", "Delete models from this disk."),
+    "gc": CommandEntry(MODELS, "models", "collect_garbage", "Delete leftovers of interrupted downloads and updates."),
     "quantize": CommandEntry(SMALLER, "quantize", "quantize", "Quantize a model to a smaller file."),
     "convert": CommandEntry(SMALLER, "convert", "convert", "Convert a Hugging Face folder to a GGUF file."),
     "evaluate": CommandEntry(
         SMALLER, "evaluate", "evaluate", "Measure the perplexity of a model, and its distance from a reference."
     ),
-    "report": CommandEntry(SMALLER, "report", "report", "Compare several quants of a model: size, speed, quality."),
+    "report": CommandEntry(SMALLER, "quantize", "report", "Compare several quants of a model: size, speed, quality."),
     "bench": CommandEntry(MEASURE, "bench", "bench", "Measure the speed of models, with confidence intervals."),
     "tune": CommandEntry(MEASURE, "tune", "tune", "Find and save the fastest settings for a model on this machine."),
     "explain": CommandEntry(LOOK, "explain", "explain", "Show what a model computes between a prompt and its answer."),
     "tokenize": CommandEntry(LOOK, "tokenize", "tokenize", "Split a text into the tokens of a model."),
-    "score": CommandEntry(LOOK, "score", "score", "Show the probability of each token of a text, and the perplexity."),
+    "score": CommandEntry(
+        LOOK, "evaluate", "score", "Show the probability of each token of a text, and the perplexity."
+    ),
     "replay": CommandEntry(LOOK, "replay", "replay", "Answer a recorded prompt again and compare the bytes."),
     "watermark": CommandEntry(LOOK, "watermark", "app", "Detect the watermark of `--watermark` in a text."),
     "config": CommandEntry(SET_UP, "config", "app", "Show and change the settings: default model, presets, server."),

@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_words
-from llmrun.cli.options import JsonOption, OutputFileYesOption
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import JsonOption, OutputFileYesOption, check_output_file
+from llmrun.config import load_settings
+from llmrun.convert.job import convert_folder, stored_type
 from llmrun.errors import UsageError
+from llmrun.gguf.pooling import command_for
+from llmrun.gguf.reader import read_header
+from llmrun.models.location import locate, not_on_disk
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.activity import Activity, download_progress
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -79,16 +85,12 @@ def convert(
 
 
 def _convert(output: Output, folder: Path, target: Path, kind: str) -> ConvertedModel:
-    from llmrun.convert.job import convert_folder
-    from llmrun.ui.terminal.progress import download_progress
-
     with download_progress(output, target.name) as on_progress:
         return convert_folder(folder, target, type=kind, on_progress=on_progress)
 
 
 def _convert_with(output: Output, script: Path, python: str, folder: Path, target: Path, kind: str) -> ConvertedModel:
     from llmrun.convert.llama_cpp_converter import convert_with
-    from llmrun.ui.terminal.activity import Activity
 
     with Activity(output) as activity:
         activity.show(f"{script.name} converts {folder}", begins=True)
@@ -97,7 +99,6 @@ def _convert_with(output: Output, script: Path, python: str, folder: Path, targe
 
 def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Path, kind: str) -> ConvertedModel:
     from llmrun.convert.peft import convert_adapter
-    from llmrun.ui.terminal.progress import download_progress
 
     with download_progress(output, target.name) as on_progress:
         return convert_adapter(folder, base, target, type=kind, on_progress=on_progress)
@@ -111,9 +112,6 @@ def _base(name: str) -> Path | None:
     """
     if not name or Path(name).is_dir():
         return Path(name) if name else None
-    from llmrun.config import load_settings
-    from llmrun.models.location import locate, not_on_disk
-
     path = Path(name) if name.endswith(".json") else locate(name, load_settings()).path
     if path is None:
         raise not_on_disk(name)
@@ -121,10 +119,6 @@ def _base(name: str) -> Path | None:
 
 
 def _show(output: Output, done: ConvertedModel, *, is_adapter: bool = False) -> None:
-    from llmrun.gguf.pooling import command_for
-    from llmrun.gguf.reader import read_header
-    from llmrun.protocol.sizes import readable_size
-
     for note in done.notes:
         output.note(f"note: {note}")
     if output.json:
@@ -156,8 +150,6 @@ def _target(folder: Path, out: Path | None, kind: str, *, is_known: bool, is_ada
         UsageError: the name is not that of a GGUF file.
     """
     if out is None or out.is_dir():
-        from llmrun.convert.job import stored_type
-
         kind = "" if is_adapter else kind or (stored_type(folder) if is_known else "")
         return (out or Path()) / ("-".join(filter(None, (folder.resolve().name, kind.upper()))) + ".gguf")
     if out.suffix.lower() != ".gguf":

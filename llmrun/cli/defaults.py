@@ -13,15 +13,18 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from llmrun.cli import settings_file
+from llmrun.cli.settings_file import LOADING, parse, split_key, variable
 from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.params import PARAMETERS
+from llmrun.protocol.sizes import readable_size
 from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
     from llmrun.planning.plan import LoadPreferences
     from llmrun.server.pool import Preset
 
-USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
 _MODEL_VARIABLE = "LLMRUN_MODEL"
@@ -59,7 +62,6 @@ def no_model(command: str) -> UsageError:
     from llmrun.planning.catalogue import Estimates, propose
     from llmrun.planning.hardware import probe
     from llmrun.planning.speed import remembered
-    from llmrun.protocol.sizes import readable_size
 
     settings, hardware = load_settings(), probe()
     estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
@@ -75,7 +77,6 @@ def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
 
     For commands that measure what `chat` and `serve` do. Raises UsageError as fill().
     """
-    from llmrun.cli import settings_file
 
     found = _presets(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
     return replace(preferences, **_loading(found))
@@ -83,7 +84,6 @@ def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
 
 def _loading(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """Return the fields of LoadPreferences in a preset."""
-    from llmrun.cli.settings_file import LOADING
 
     values = {LOADING[key].parameter: value for key, (value, _) in found.items() if key in LOADING}
     return {"n_ctx" if name == "ctx" else name: value for name, value in values.items()}
@@ -116,7 +116,6 @@ def page_presets() -> list[dict[str, Any]]:
     Raises:
         UsageError: the settings file is invalid.
     """
-    from llmrun.cli import settings_file
 
     given, found = settings_file.read_file(), []
     for name in settings_file.preset_names(given):
@@ -217,7 +216,6 @@ def _continued(session: str) -> str:
 
 def _presets(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[str, tuple[Any, str]]:
     """Return the values of a model's preset and of the environment, with their origins."""
-    from llmrun.cli import settings_file
 
     found = {}
     for name in settings_file.PRESET:
@@ -235,8 +233,6 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
     Args:
         typed: parsed values by parameter, None if missing.
     """
-    from llmrun.cli import settings_file
-    from llmrun.protocol.params import PARAMETERS
 
     def excludes(name: str, value: Any) -> bool:
         key = settings_file.NAMED[name]
@@ -261,7 +257,6 @@ def _value(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:
     Raises:
         UsageError: the variable is invalid.
     """
-    from llmrun.cli.settings_file import parse, split_key, variable
 
     name = variable(split_key(key)[1])
     if text := os.environ.get(name, "").strip():

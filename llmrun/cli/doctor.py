@@ -9,8 +9,13 @@ import typer
 
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
+from llmrun.doctor.doctor import examine, try_model
 from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.models.store.store import Store
+from llmrun.planning.hardware import probe_details, this_machine
+from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import show_findings
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Install without asking.")]
 
@@ -36,10 +41,6 @@ def doctor(
     if install_gpu:
         _install_gpu(Output(json=json), yes=yes)
         return
-    from llmrun.doctor.doctor import examine
-    from llmrun.models.store.store import Store
-    from llmrun.ui.terminal.tables import show_findings
-
     output = Output(json=json)
     settings = load_settings()
     if output.stderr_is_terminal and not json:
@@ -58,8 +59,6 @@ def doctor(
 def _install_gpu(output: Output, *, yes: bool) -> None:
     from llmrun.doctor.doctor import try_model
     from llmrun.doctor.gpu_build import cuda_package, install, install_package, require_build
-    from llmrun.planning.hardware import probe_details, this_machine
-    from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 
     def ask(question: str) -> None:
         if not yes and not output.can_ask:
@@ -93,8 +92,6 @@ def _install_gpu(output: Output, *, yes: bool) -> None:
 
 
 def _try(settings: Settings) -> TrialResult | LlmrunError | None:
-    from llmrun.doctor.doctor import try_model
-
     try:
         return try_model(settings)
     except LlmrunError as error:

@@ -18,15 +18,16 @@ from llmrun.cli.options import (
     ModelArgument,
     VerboseOption,
     YesOption,
+    check_output_file,
     engine_options,
     with_options,
 )
-from llmrun.cli.replacing import check_output_file
 from llmrun.errors import UsageError
-from llmrun.model.embeddings import EmbedOptions
+from llmrun.model.embeddings import Embedding, EmbedOptions, Ranking, joined
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.speculation import OFF
-from llmrun.storage import decode_text
+from llmrun.storage import decode_text, write_whole
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 
@@ -119,7 +120,6 @@ def embed(
         elif json or not output.stdout_is_terminal:
             _print_lines(output, given, parts)
         else:
-            from llmrun.model.embeddings import joined
             from llmrun.ui.views.embeddings import show_similarities
 
             show_similarities(output, given, joined(parts))
@@ -142,7 +142,6 @@ def rerank(
 
     A model without a ranking head ranks by the cosine similarity of embeddings.
     """
-    from llmrun.model.embeddings import Ranking
 
     output = Output(json=json)
     given = read_texts(output, documents or [], "llmrun rerank MODEL QUERY DOCUMENT...")
@@ -209,8 +208,6 @@ def _check_array(file: Path, *, json: bool) -> None:
 
 def _shown_parts(output: Output, model: Model, texts: Sequence[str], options: EmbedOptions) -> Iterator[TextVectors]:
     """Yield the vectors as they are computed; show the progress, and note truncated texts at the end."""
-    from llmrun.model.embeddings import Embedding
-    from llmrun.ui.terminal.activity import Activity
 
     for note in Embedding(model.header, model.spec.embedding, options).notes:
         output.note(note)
@@ -241,9 +238,6 @@ def _write_array(output: Output, parts: Iterator[TextVectors], file: Path) -> No
     import io
 
     import numpy as np
-
-    from llmrun.model.embeddings import joined
-    from llmrun.storage import write_whole
 
     vectors = joined(parts).vectors
     data = io.BytesIO()

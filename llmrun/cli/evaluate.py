@@ -1,4 +1,4 @@
-"""`llmrun evaluate`: perplexity of a model, and its distance from a reference."""
+"""`llmrun evaluate` and `llmrun score`: perplexity, distance from a reference, and the probability of each token."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model
+from llmrun.cli.loading import find_model
 from llmrun.cli.options import (
     PREFERENCES,
+    CtxOption,
     JsonOption,
     LoraOption,
     ModelArgument,
@@ -21,14 +23,21 @@ from llmrun.cli.options import (
     adapters_of,
     with_options,
 )
+from llmrun.cli.tokenize import read_content
 from llmrun.errors import UsageError
+from llmrun.models.store.use import using
 from llmrun.planning.plan import LoadPreferences
+from llmrun.protocol.jobs.evaluate import least_chunks
+from llmrun.quantize.evaluate import ALL_CHUNKS, check_sample, default_text, read_text, verdict
+from llmrun.quantize.evaluate import evaluate as measure
+from llmrun.quantize.evaluate import score as score_text
+from llmrun.ui.terminal.format import seconds
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.evaluate import EvaluationSubject, reading, score_json, show_evaluated, show_score
 
 if TYPE_CHECKING:
     from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate
     from llmrun.quantize.evaluate import EvaluatedText
-    from llmrun.ui.views.evaluate import EvaluationSubject
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,6 @@ def _sample(
     Raises:
         UsageError: an option is invalid, or the text can't be read.
     """
-    from llmrun.quantize.evaluate import ALL_CHUNKS, default_text, read_text
 
     try:
         count = ALL_CHUNKS if chunks == "all" else int(chunks) if chunks else None
@@ -101,11 +109,6 @@ def evaluate(
     --cache-type-k, --cache-type-v and --lora apply to the model, not to the reference: compare a model with itself to
     measure their effect. Ctrl-C prints the figures so far.
     """
-    from llmrun.cli.loading import find_model
-    from llmrun.models.store.use import using
-    from llmrun.quantize.evaluate import check_sample
-    from llmrun.quantize.evaluate import evaluate as measure
-    from llmrun.ui.views.evaluate import EvaluationSubject, reading
 
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
     output, result, adapters = Output(json=json), _EvaluationOutput(), adapters_of(lora)
@@ -151,11 +154,6 @@ class _EvaluationOutput:
         return keep
 
     def show(self, output: Output, about: EvaluationSubject) -> None:
-        from llmrun.protocol.jobs.evaluate import least_chunks
-        from llmrun.quantize.evaluate import verdict
-        from llmrun.ui.terminal.format import seconds
-        from llmrun.ui.views.evaluate import show_evaluated
-
         if self.found is None:
             return
         words, elapsed = verdict(self.found), time.monotonic() - self._began
@@ -166,3 +164,30 @@ class _EvaluationOutput:
             return
         show_evaluated(output, about, self.found, words)
         output.note(f"took {seconds(elapsed)}" if self.is_whole else "stopped: these are the figures so far")
+
+
+@with_options(preferences=PREFERENCES)
+def score(
+    model: ModelArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
+    preferences: LoadPreferences,
+    ctx: CtxOption = None,
+    lora: LoraOption = None,
+    yes: YesOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Show the probability of each token of a text, and the perplexity.
+
+    The text is read as it is, without a chat template. In a pipe, each line has the log-probability of a token and its
+    text in quotes. A text longer than the context window is read in windows that overlap by half.
+    """
+    check_sample(ctx, None, long=False)
+    output = Output(json=json)
+    adapters, content = adapters_of(lora), read_content(output, text)
+    _, path = find_model(output, model, yes=yes)
+    with using(path), reading(output) as show:
+        found = score_text(path, content, n_ctx=ctx, preferences=preferences, adapters=adapters, on_update=show)
+    if json:
+        output.result_json(score_json(path.name, found))
+    else:
+        show_score(output, found)

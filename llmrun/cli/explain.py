@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.cli.answering import cancelling
+from llmrun.cli.bench_history import put
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import (
     AnswerOptions,
@@ -17,18 +18,21 @@ from llmrun.cli.options import (
     LoadingOptions,
     ModelArgument,
     SystemOption,
+    check_output_file,
     loading,
     with_options,
 )
-from llmrun.cli.replacing import check_output_file
-from llmrun.cli.run_command import PromptArgument, RawOption, asked_for, read_prompt
+from llmrun.cli.run import PromptArgument, RawOption, as_request, read_prompt
 from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.errors import CancelledError, UsageError, require_within
+from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
+from llmrun.insight.merges import merge_rule
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.protocol.params import Limits
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.explain import explain_page, show_explained
 
 _ANSWER_TOKENS = 8
 
@@ -56,7 +60,6 @@ def explain(
     to show every step: tokens, layers, logit lens, attention, KV cache, times, sampling. --html shows the steps for
     each token; --json prints them as numbers.
     """
-    from llmrun.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
 
     require_within("--answer", answer, (1, MOST_TOKENS))
     output = Output(json=json)
@@ -68,29 +71,23 @@ def explain(
     text = read_prompt(output, prompt or [], "explain")
     request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
     with open_model(output, model, loading) as loaded:
-        asked = asked_for(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
-        asked = replace(asked, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
+        request = as_request(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
+        request = replace(request, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
         wanted = CANDIDATES if html is None else PAGE_CANDIDATES
         with cancelling(output, loaded), Activity(output) as activity:
             activity.show("computing the answer")
-            finished = [event for event in loaded.answer(asked) if isinstance(event, Finished)]
+            finished = [event for event in loaded.answer(request) if isinstance(event, Finished)]
         if finished[-1].reason == "cancelled":
             raise CancelledError("stopped by Ctrl-C")
         with Activity(output) as activity:
             activity.show("computing every step again")
             found = explain_answer(loaded, everywhere=json or html is not None, candidates=wanted)
     if html is not None:
-        from llmrun.cli.bench_history import put
-        from llmrun.insight.merges import merge_rule
-        from llmrun.ui.views.explain_html import explain_page
-
-        put(output, explain_page(found, asked.sampling, merge_rule(loaded.path)), html)
+        put(output, explain_page(found, request.sampling, merge_rule(loaded.path)), html)
         return
     if json:
         output.result_json(as_dict(found))
         return
-    from llmrun.ui.views.explain import show_explained
-
     show_explained(output, found)
 
 

@@ -94,15 +94,15 @@ def name_arguments(values: dict[str, Any], arguments: Sequence[Any], rest: list[
     if model is None and prompt is None:
         return rest
     words: list[str] = [] if model is None else [model]
-    for each in arguments:
-        value = values.get(each.name)
+    for argument in arguments:
+        value = values.get(argument.name)
         words += [] if value is None else [value] if isinstance(value, str) else value
     if not words:  # the prompt alone, for the default model
         values[arguments[-1].name] = (prompt,) if arguments[-1].nargs == -1 else prompt
         return rest
     words += [*rest, *([] if prompt is None else [prompt])]
-    for each in arguments:
-        count = 1 if each.nargs == 1 else len(words)
+    for argument in arguments:
+        count = 1 if argument.nargs == 1 else len(words)
         taken, words = words[:count], words[count:]
-        values[each.name] = None if not taken else taken[0] if each.nargs == 1 else tuple(taken)
+        values[argument.name] = None if not taken else taken[0] if argument.nargs == 1 else tuple(taken)
     return words

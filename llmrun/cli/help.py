@@ -12,7 +12,7 @@ import typer
 
 from llmrun.cli.commands import ALIASES, COMMANDS, OPTION_TOPICS
 from llmrun.cli.completion import complete_words
-from llmrun.cli.pages import panel_help
+from llmrun.cli.pages import panel_help, reflow
 from llmrun.errors import UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -76,8 +76,6 @@ def show_help(
 ) -> None:
     """Show the help of a command or topic."""
     if words[0] in TOPICS and len(words) == 1:
-        from llmrun.cli.reflow import reflow
-
         output = Output()
         output.text(reflow(topic(words[0]), output.columns()))
         if words[0] in OPTION_TOPICS:

@@ -18,17 +18,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.agents import AGENTS, Agent, AgentSettings, Endpoint
+from llmrun.cli.background import start_server
 from llmrun.cli.command import Command
 from llmrun.cli.completion import complete_model, complete_words
+from llmrun.cli.loading import find_model
 from llmrun.cli.options import CtxOption, JsonOption, YesOption
 from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
 from llmrun.config import load_settings
-from llmrun.errors import ModelNotFoundError, NetworkError, UsageError, did_you_mean
+from llmrun.errors import LlmrunError, ModelNotFoundError, NetworkError, UsageError, did_you_mean
+from llmrun.gguf.pooling import makes_embeddings
+from llmrun.gguf.reader import read_header
 from llmrun.models.registry import load_catalogue
+from llmrun.models.store.store import all_models
+from llmrun.planning.hardware import this_machine
+from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.remote.capabilities import Capabilities, facts_of
+from llmrun.remote.server import choose_model, read_server
+from llmrun.remote.transport import models
+from llmrun.server.registry import running_servers
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
-    from llmrun.remote.capabilities import Capabilities
     from llmrun.remote.server import Server
     from llmrun.server.registry import RunningServer
 
@@ -112,8 +123,6 @@ def launch(
 
 
 def _list(output: Output) -> None:
-    from llmrun.ui.terminal.tables import Column, show_table
-
     paths = {name: shutil.which(agent.executable) for name, agent in AGENTS.items()}
     if output.json:
         output.result_json([{"name": name, "path": paths[name], "install": AGENTS[name].install} for name in AGENTS])
@@ -128,7 +137,6 @@ def _list(output: Output) -> None:
 
 def _expected(model: str | None, ctx: int | None, at: str | None, key_file: Path | None) -> Endpoint:
     """The server that a start would use, as far as that is known without one."""
-    from llmrun.remote.capabilities import Capabilities
 
     remote = remote_server(at, key_file)
     if remote is not None:
@@ -174,8 +182,6 @@ def _serving(
         model, _ = _choose_model()
         output.note(f"Using {model}, the largest installed model that fits.")
     else:
-        from llmrun.cli.loading import find_model
-
         find_model(output, model, yes=yes)
     with _own_server(output, model, ctx, folder) as address:
         yield _endpoint(_local(address), model)
@@ -183,10 +189,9 @@ def _serving(
 
 def _running(model: str | None) -> RunningServer | None:
     """A server of this machine with the model in memory; of several the first."""
-    from llmrun.server.registry import running_servers
 
     servers = [each for each in running_servers(load_settings().state_dir) if each.models and not each.is_ending]
-    return next((each for each in servers if model is None or model in each.models), None)
+    return next((server for server in servers if model is None or model in server.models), None)
 
 
 def _of_running(server: RunningServer, model: str | None) -> Endpoint:
@@ -194,8 +199,6 @@ def _of_running(server: RunningServer, model: str | None) -> Endpoint:
 
 
 def _local(address: str) -> Server:
-    from llmrun.remote.server import read_server
-
     return read_server(address, os.environ)
 
 
@@ -205,9 +208,6 @@ def _endpoint(server: Server, model: str | None) -> Endpoint:
     Raises:
         LlmrunError: it can't be asked, or has no such model.
     """
-    from llmrun.remote.capabilities import facts_of
-    from llmrun.remote.server import choose_model
-    from llmrun.remote.transport import models
 
     chosen = choose_model(server, models(server), model)
     return _address_only(server, chosen.name, facts_of(server, chosen))
@@ -224,7 +224,6 @@ def _own_server(output: Output, model: str, ctx: int | None, folder: Path) -> It
     Raises:
         EngineCrashedError: it ended before it answered; the end of its log is the reason.
     """
-    from llmrun.cli.background import start_server
 
     window = [] if ctx is None else ["--ctx", str(ctx)]
     arguments = ["serve", model, "--port", "0", "--keep", "forever", *window, "--parent", str(os.getpid())]
@@ -253,12 +252,6 @@ def _choose_model(named: str | None = None) -> tuple[str, int]:
     Raises:
         ModelNotFoundError: no installed model generates text and fits.
     """
-    from llmrun.errors import LlmrunError
-    from llmrun.gguf.pooling import makes_embeddings
-    from llmrun.gguf.reader import read_header
-    from llmrun.models.store.store import all_models
-    from llmrun.planning.hardware import this_machine
-    from llmrun.planning.plan import LoadPreferences, make_plan
 
     hardware, choices = this_machine(), []
     for installed in all_models(load_settings()):

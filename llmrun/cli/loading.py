@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.defaults import remember_model
 from llmrun.cli.options import LoadingOptions
+from llmrun.cli.remote import open_at
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
@@ -38,7 +39,7 @@ def open_chat_model(
     output: Output,
     name: str,
     loading: LoadingOptions,
-    asked: AnswerRequest,
+    request: AnswerRequest,
     flags: Mapping[str, Any],
     *,
     sees: bool = False,
@@ -47,7 +48,7 @@ def open_chat_model(
     """Open the model that answers, on a server or here.
 
     Args:
-        asked: the request, as far as it is known.
+        request: the request, as far as it is known.
         flags: sampling parameters as typed.
         sees: images will be sent.
         here: more arguments of open_model().
@@ -57,9 +58,7 @@ def open_chat_model(
     """
     if loading.server is None:
         return open_model(output, name, loading, sees=sees, **here)
-    from llmrun.cli.remote_options import open_at
-
-    return open_at(output, loading.server, name, asked, flags, sees=sees)
+    return open_at(output, loading.server, name, request, flags, sees=sees)
 
 
 @contextmanager
@@ -154,7 +153,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     """
     from llmrun.models.pull import pull
     from llmrun.planning.estimate import chooser
-    from llmrun.ui.terminal.progress import download_progress
+    from llmrun.ui.terminal.activity import download_progress
 
     def on_size(n_bytes: int | None) -> None:
         amount = "its size is unknown" if n_bytes is None else f"{readable_size(n_bytes)} to download"
@@ -176,7 +175,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
 def refresh(output: Output, spec: ModelSpec, settings: Settings) -> Updated:
     """Download the newer file of a model on this disk, if there is one."""
     from llmrun.models.pull import update
-    from llmrun.ui.terminal.progress import download_progress
+    from llmrun.ui.terminal.activity import download_progress
 
     with download_progress(output, spec.name) as on_progress:
         return update(spec, settings, on_progress, on_progress.note)

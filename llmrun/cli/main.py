@@ -1,7 +1,4 @@
-"""The frame of the command line: signals, and the one place that turns errors into messages and exit codes.
-
-Must not know the commands.
-"""
+"""The frame of the command line: signals, and the one place that turns errors into messages and exit codes."""
 
 from __future__ import annotations
 

@@ -10,32 +10,185 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from llmrun.cli.answer_files import read_constraint, template_text
 from llmrun.cli.completion import complete_model, complete_preset, complete_words
-from llmrun.cli.reasoning import (
-    KeepReasoningOption,
-    ShowThoughtsOption,
-    ThinkEffortOption,
-    ThinkOption,
-    ThinkTokensOption,
-)
-from llmrun.cli.rpc import RpcOption, workers_of
-from llmrun.errors import UsageError, require_within
+from llmrun.errors import CancelledError, UsageError, require_within
+from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.planning.memory import KV_BYTES
 from llmrun.planning.plan import ATTENTION, LOAD_OPTIONS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
+from llmrun.protocol.arguments import EFFORTS, Effort
+from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import SETTINGS
+from llmrun.storage import check_target
+from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
+    from llmrun.grammar import Grammar
     from llmrun.protocol.adapters import Adapter
-    from llmrun.protocol.messages import AnswerRequest
     from llmrun.remote.server import Server
+
+ThinkOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--think/--no-think",
+        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
+        rich_help_panel="Answer",
+    ),
+]
+ThinkTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
+    ),
+]
+ThinkEffortOption = Annotated[
+    Effort | None,
+    typer.Option(
+        "--think-effort",
+        metavar="LEVEL",
+        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
+        rich_help_panel="Answer",
+    ),
+]
+KeepReasoningOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-reasoning/--no-keep-reasoning",
+        help="Keep the reasoning of earlier answers in the prompt, or leave it out. Default: keep it where the "
+        "template can, or where tools were called and the context window has room.",
+        rich_help_panel="Answer",
+    ),
+]
+ShowThoughtsOption = Annotated[
+    Literal["on", "fold", "hide"],
+    typer.Option(
+        "--show-thoughts",
+        metavar="on|fold|hide",
+        help="Show the reasoning in full, only its beginning, or not at all.",
+        rich_help_panel="Answer",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """Options of a reasoning model: whether and how long it reasons, and the part to show."""
+
+    thinking: bool | None = None  # None: as the chat template says
+    tokens: int | None = None  # at most
+    effort: str | None = None  # one of EFFORTS
+    shown: Literal["on", "hide", "fold"] = "fold"
+
+
+def read_think(text: str, label: str) -> ReasoningOptions:
+    """Parse the argument of /think.
+
+    Raises:
+        UsageError: the argument is invalid.
+    """
+    if text == "off":
+        return ReasoningOptions(thinking=False)
+    if text == "on":
+        return ReasoningOptions(thinking=True, shown="on")
+    if text in ("hide", "fold"):
+        return ReasoningOptions(shown="hide" if text == "hide" else "fold")
+    if text in EFFORTS:
+        return ReasoningOptions(effort=text)
+    if text.isdecimal():
+        require_within(label, int(text), (0, MOST_TOKENS))
+        return ReasoningOptions(tokens=int(text))
+    raise UsageError(
+        f"invalid {label} {text}", why="must be on, off, hide, fold, a number of tokens, or an effort such as low"
+    )
+
+
+RpcOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rpc",
+        metavar="HOST:PORT,...",
+        help="RPC workers that hold a part of the layers; start each with `llmrun worker`.",
+        rich_help_panel="Engine",
+    ),
+]
+
+
+def workers_of(rpc: str | None) -> tuple[str, ...]:
+    """Return the endpoints of --rpc. Raises as read_endpoints()."""
+    if rpc is None:
+        return ()
+    from llmrun.runner.workers import read_endpoints  # few starts have any
+
+    return read_endpoints(rpc)
+
+
+def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | None:
+    """Parse --grammar or --json-schema, as far as possible without a model.
+
+    Raises:
+        UsageError: both are given, or the file can't be read.
+        BadGrammarError: it is invalid; names line and column.
+    """
+    if grammar is None and json_schema is None:
+        return None
+    if grammar is not None and json_schema is not None:
+        raise UsageError("--grammar and --json-schema can't be used together", hint="give one of them")
+    if grammar is not None:
+        return read_grammar(_file_text("--grammar", grammar, "a file with a GBNF or Lark grammar"))
+    assert json_schema is not None
+    if not json_schema.lstrip().startswith(("{", "[", "true", "false")):
+        json_schema = _file_text("--json-schema", json_schema, "a JSON schema, or a file with one")
+    return read_json_schema(json_schema)
+
+
+def _file_text(flag: str, path: str, expected: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")  # Windows editors write a byte order mark
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UsageError(f"{flag} {path} can't be read", why=why, hint=f"{flag} takes {expected}") from None
+
+
+def template_text(template: str | None) -> str | None:
+    """Return --template as Jinja text.
+
+    Raises:
+        UsageError: the file can't be read.
+    """
+    if template is None or template == "chatml":
+        return template
+    return _file_text("--template", template, "chatml, or a file with Jinja text")
+
+
+def check_output_file(output: Output, target: Path, *, yes: bool, hint: str = "-y replaces it") -> None:
+    """Raise unless a file may be written. Call this before any work is done.
+
+    Pipes and devices are always allowed.
+
+    Args:
+        yes: replace a file without asking.
+        hint: what to type if there is no terminal to ask on.
+
+    Raises:
+        UsageError: the folder does not exist, or the file exists and there is no terminal to ask on.
+        ResourceError: the folder is not writable.
+        CancelledError: the answer was no.
+    """
+    check_target(target)
+    if yes or not target.is_file():
+        return
+    if not output.can_ask:
+        raise UsageError(f"{str(target)!r} exists already", why="there is no terminal to ask on", hint=hint)
+    if not output.confirm(f"{target} exists already. Replace it?"):
+        raise CancelledError("nothing was written")
+
 
 Result = TypeVar("Result")
 ModelArgument = Annotated[
@@ -366,7 +519,7 @@ class AnswerOptions:
     """Options of an answer, except sampling."""
 
     system: str | None
-    asked: AnswerRequest  # without messages and sampling
+    request: AnswerRequest  # without messages and sampling
     attached: Attachments | None  # files to put before the prompt
     thoughts: Literal["on", "hide", "fold"]  # the part of the reasoning to show
     plain: bool
@@ -376,7 +529,7 @@ class AnswerOptions:
         return self.attached is not None and bool(self.attached.images)
 
 
-def wanted(
+def answer_options(
     system: SystemOption = None,
     template: TemplateOption = None,
     max_tokens: MaxTokensOption = None,
@@ -402,7 +555,6 @@ def wanted(
         UsageError: a value is invalid, or a file can't be read.
         BadGrammarError: the grammar is invalid; names line and column.
     """
-    from llmrun.protocol.messages import AnswerRequest
 
     check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
     require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
@@ -415,7 +567,7 @@ def wanted(
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
         json_schema = json_schema or "{}"
-    asked = AnswerRequest(
+    request = AnswerRequest(
         limits=Limits(max_tokens, tuple(stop or ()), tuple(ban or ())),
         template=template_text(template),
         grammar=read_constraint(grammar, json_schema),
@@ -426,7 +578,7 @@ def wanted(
         stops_repeats=loop_guard,
         begins=prefill,
     )
-    return AnswerOptions(system, asked, _attached(files or (), images or ()), show_thoughts, plain)
+    return AnswerOptions(system, request, _attached(files or (), images or ()), show_thoughts, plain)
 
 
 def _attached(files: Sequence[str], images: Sequence[str]) -> Attachments | None:

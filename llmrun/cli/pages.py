@@ -10,9 +10,10 @@ import re
 import textwrap
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun.cli.commands import BASICS, COMMANDS, OPTION_TOPICS, PANELS
+from llmrun.ui.terminal.cells import wrapped
 from llmrun.ui.terminal.output import Output
 
 START_PAGE = """\
@@ -47,11 +48,7 @@ def page(arguments: Sequence[str]) -> str | None:
 
 
 def _start_page(columns: int) -> str:
-    if not 0 < columns < _USUAL_WIDTH:
-        return START_PAGE
-    from llmrun.cli.reflow import reflow
-
-    return reflow(START_PAGE, columns)
+    return reflow(START_PAGE, columns) if 0 < columns < _USUAL_WIDTH else START_PAGE
 
 
 def root_help() -> str:
@@ -69,12 +66,16 @@ def command_help(context: Any, *, shows_all: bool = False) -> str:
     parameters = [each for each in command.get_params(context) if not getattr(each, "hidden", False)]
     basics = [*BASICS.get(command.name, "").split(), "--yes", "--help", HELP_ALL]
     if command.name not in BASICS:
-        shown = [each for each in parameters if each.opts != [HELP_ALL]]
+        shown = [parameter for parameter in parameters if parameter.opts != [HELP_ALL]]
     elif shows_all:
         shown = parameters
     else:
-        shown = [each for each in parameters if each.param_type_name == "argument" or {*each.opts} & {*basics}]
-    hidden = [each for each in parameters if each not in shown and each.opts != [HELP_ALL]]
+        shown = [
+            parameter
+            for parameter in parameters
+            if parameter.param_type_name == "argument" or {*parameter.opts} & {*basics}
+        ]
+    hidden = [parameter for parameter in parameters if parameter not in shown and parameter.opts != [HELP_ALL]]
     panels = {each.rich_help_panel for each in hidden}
     topics = ", ".join(topic for topic, (_, panel) in OPTION_TOPICS.items() if panel in panels)
     more = f"{len(hidden)} more options: {context.command_path} {HELP_ALL}" if hidden else ""
@@ -174,3 +175,79 @@ def _versions() -> str:
     from llmrun.protocol.llama_folder import llama_version
 
     return f"llmrun {version('llmrun')} (llama-cpp-python {llama_version() or 'missing'})"
+
+
+# ---- help topics, written for 80 columns, on a terminal of another width
+
+_WRITTEN = 80
+_WIDEST = 100  # longer rows are hard to read
+_LEAST_TEXT = 24  # cells beside a term; with less it stands below
+_TERM = re.compile(r"( *)([^\s|](?:.*?\S)?)  +(?=\S)")  # a row that begins with | is output of a command
+_NUMBERED = re.compile(r"\d+  ")  # an item of a list beside a term
+
+
+class _Entry(NamedTuple):
+    """A paragraph, or a term with the text beside it."""
+
+    indent: int
+    column: int
+    texts: list[str]
+    terms: list[str]
+
+    def lines(self, columns: int) -> list[str]:
+        text, margin = " ".join(self.texts), " " * self.indent
+        if not self.terms and self.indent:
+            return [(margin if self.indent <= columns // 3 else "    ") + text]
+        room = columns - self.column
+        if room >= min(len(text), _LEAST_TEXT):
+            pairs = zip_longest(self.terms, wrapped(text, room), fillvalue="")
+            return [f"{margin + term:<{self.column}}{row}".rstrip() for term, row in pairs]
+        return [
+            margin + " ".join(self.terms),
+            *(f"{margin}  {row}" for row in wrapped(text, columns - self.indent - 2)),
+        ]
+
+
+def reflow(text: str, columns: int) -> str:
+    """Return the text in rows of at most `columns`; 0, for a pipe, leaves the text as it is.
+
+    Paragraphs and texts beside terms are wrapped. Indented lines without a term are examples: they keep their lines, so
+    that they can be copied. So do indented lines that begin with |, the output of a command.
+    """
+    if columns in (0, _WRITTEN):
+        return text
+    width, shown = min(columns, _WIDEST), list[str]()
+    entry: _Entry | None = None
+    previous = ""
+    for line in [*text.split("\n"), ""]:
+        if entry is not None and _goes_on(entry, previous, line):
+            entry.texts.append(line[entry.column :].strip())
+            entry.terms.extend(filter(None, [line[: entry.column].strip()]))
+        else:
+            shown += entry.lines(width) if entry else []
+            entry = _entry(line) if line.strip() else None
+            shown += [] if entry else [""]
+        previous = line
+    return "\n".join(shown[:-1])
+
+
+def _entry(line: str) -> _Entry:
+    indent = len(line) - len(line.lstrip())
+    if match := _TERM.match(line):
+        return _Entry(indent, match.end(), [line[match.end() :]], [match[2]])
+    return _Entry(indent, indent, [line.strip()], [])
+
+
+def _goes_on(entry: _Entry, previous: str, line: str) -> bool:
+    """Return whether a line continues the previous one."""
+    rest, left = line[entry.column :], line[: entry.column]
+    if not rest.strip() or rest[0] == " " or _NUMBERED.match(rest):
+        return False
+    if not entry.terms:
+        return entry.indent == 0 and not _TERM.match(line)
+    if not left.strip():
+        return True
+    # Otherwise it is the rest of a term, whose text goes on too, or the next term.
+    is_full = len(previous) <= _WRITTEN < len(previous) + 1 + len(rest.split()[0])
+    is_beside = len(entry.texts) == 1 and left.endswith("  ") and len(left) - len(left.lstrip()) == entry.indent
+    return is_full and is_beside and not left.strip().startswith(("-", "llmrun"))

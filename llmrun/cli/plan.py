@@ -12,15 +12,40 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.options import (
     DraftOption,
     JsonOption,
+    RpcOption,
     engine_options,
     with_options,
+    workers_of,
 )
-from llmrun.cli.rpc import RpcOption, workers_of
 from llmrun.config import Settings, load_settings
-from llmrun.errors import LlmrunError, NetworkError, UsageError
+from llmrun.errors import LlmrunError, NetworkError, OutOfMemoryError, UsageError
+from llmrun.gguf.pooling import makes_embeddings
+from llmrun.gguf.reader import read_header
+from llmrun.models.location import find_projector, locate, not_on_disk
+from llmrun.models.registry import load_catalogue
+from llmrun.models.store.store import all_models
+from llmrun.planning.catalogue import Estimates, propose
+from llmrun.planning.estimate import (
+    best,
+    contexts_for,
+    is_open,
+    local_candidate,
+    look_ahead,
+    parse_contexts,
+    remote_candidates,
+    types_of,
+)
+from llmrun.planning.hardware import probe, probe_details, this_machine
+from llmrun.planning.pairs import DraftFile, read_draft
+from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.predict import main_type
+from llmrun.planning.speculation import read_draft_source
+from llmrun.planning.speed import gpu_speeds, speed_of
 from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.plan import show_estimates, show_proposals
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
@@ -61,12 +86,6 @@ def plan(
     Without a model, propose some that fit. Downloads nothing. Speeds are predicted from the speed of llama.cpp's
     kernels here, which is measured once.
     """
-    from llmrun.gguf.pooling import makes_embeddings
-    from llmrun.planning.estimate import contexts_for, look_ahead, parse_contexts, types_of
-    from llmrun.planning.hardware import this_machine
-    from llmrun.planning.plan import LoadPreferences
-    from llmrun.planning.speculation import read_draft_source
-    from llmrun.ui.views.plan import show_estimates
 
     output = Output(json=json)
     if not model:
@@ -84,8 +103,8 @@ def plan(
     contexts = contexts_for(candidates[0].header, lengths)
     speed, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
     facts = (speed, contexts, preferences.kv_type, beside, preferences, gpus)
-    rows = [look_ahead(each, hardware.when_quiet, *facts) for each in candidates]
-    fits_now = any(at.fits for each in candidates for at in look_ahead(each, hardware, *facts).contexts)
+    rows = [look_ahead(candidate, hardware.when_quiet, *facts) for candidate in candidates]
+    fits_now = any(at.fits for candidate in candidates for at in look_ahead(candidate, hardware, *facts).contexts)
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]
@@ -110,12 +129,6 @@ def _propose(output: Output, *, is_alone: bool) -> None:
     Raises:
         UsageError: an option needs a model.
     """
-    from llmrun.models.registry import load_catalogue
-    from llmrun.models.store.store import all_models
-    from llmrun.planning.catalogue import Estimates, propose
-    from llmrun.planning.hardware import this_machine
-    from llmrun.planning.predict import main_type
-    from llmrun.ui.views.plan import show_proposals
 
     if not is_alone:
         raise UsageError("these options need a model", hint="llmrun plan MODEL; llmrun plan alone proposes some")
@@ -134,7 +147,6 @@ def _propose(output: Output, *, is_alone: bool) -> None:
 
 def _beside_projector(output: Output, hardware: Hardware, header: Header) -> Hardware:
     """Return the machine with the memory that a model's projector for images leaves."""
-    from llmrun.models.location import find_projector
 
     projector = find_projector(header.path)
     if not projector:
@@ -160,9 +172,6 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
         ModelNotFoundError: the model is not on this disk, so its vocabulary is unknown.
         UsageError: its vocabulary differs from the model's.
     """
-    from llmrun.gguf.reader import read_header
-    from llmrun.models.location import locate, not_on_disk
-    from llmrun.planning.pairs import DraftFile, read_draft
 
     located = locate(name, settings)
     if located.path is None:
@@ -173,8 +182,6 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
 
 def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardware) -> tuple[str | None, str]:
     """Return the quant that `llmrun run` would use, None if none fits, and the reason, "" if there was no choice."""
-    from llmrun.errors import OutOfMemoryError
-    from llmrun.planning.estimate import best, is_open
 
     if not is_open(spec):
         return next(one.quant for one in candidates if one.exact), ""
@@ -193,9 +200,6 @@ def _candidates(
     Raises:
         NetworkError: the hub can't be reached; the facts of the built-in list are printed first.
     """
-    from llmrun.gguf.reader import read_header
-    from llmrun.models.location import locate
-    from llmrun.planning.estimate import local_candidate, remote_candidates
 
     located = locate(name, settings)
     if located.path is not None and not (every and located.spec.repository):
@@ -208,10 +212,6 @@ def _candidates(
 
 
 def _show_facts(output: Output, spec: ModelSpec) -> None:
-    from llmrun.models.registry import load_catalogue
-    from llmrun.planning.hardware import probe
-    from llmrun.protocol.sizes import readable_size
-
     entry = load_catalogue().entries.get(spec.alias or "")
     if entry is None:
         return
@@ -226,7 +226,6 @@ def _gpu_speeds(
     output: Output, hardware: Hardware, used: Sequence[Gpu], types: Collection[str], settings: Settings
 ) -> tuple[MachineSpeed, ...]:
     """Measure the GPUs to use that have memory of their own; () if that fails."""
-    from llmrun.planning.speed import gpu_speeds
 
     own = [gpu for gpu in used if not gpu.shared]
     if not own:
@@ -239,10 +238,6 @@ def _gpu_speeds(
 
 
 def _speed(output: Output, hardware: Hardware, types: Collection[str], settings: Settings) -> MachineSpeed | None:
-    from llmrun.planning.hardware import probe_details
-    from llmrun.planning.speed import speed_of
-    from llmrun.ui.terminal.activity import Activity
-
     with Activity(output) as activity:
         words = "measuring the speed of this machine, once"
         try:

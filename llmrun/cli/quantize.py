@@ -1,7 +1,8 @@
-"""`llmrun quantize`: a model quantized to a smaller file."""
+"""`llmrun quantize` and `llmrun report`: a model quantized to a smaller file, or to several that are compared."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,19 +11,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmrun.cli.completion import complete_model, complete_type
-from llmrun.cli.options import JsonOption, OutputFileYesOption, with_options
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import PREFERENCES, JsonOption, OutputFileYesOption, check_output_file, with_options
 from llmrun.errors import UsageError, require_within
 from llmrun.gguf.types import FILE_TYPES
+from llmrun.models.store.new_file import refuse_inputs
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
-from llmrun.quantize.request import SizeGoal, read_size
-from llmrun.quantize.types import TensorTypes
+from llmrun.quantize.evaluate import read_text
+from llmrun.quantize.job import preview
+from llmrun.quantize.job import quantize as run
+from llmrun.quantize.report import make_report, require_text
+from llmrun.quantize.request import (
+    AUTO,
+    QuantizeOptions,
+    SizeGoal,
+    decide,
+    find,
+    importance_matrix,
+    open_source,
+    read_options,
+    read_size,
+    resolve_type,
+)
+from llmrun.quantize.types import TensorTypes, file_type
 from llmrun.quantize.types import tensor_type as read_tensor_type
+from llmrun.runner import client
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.quantize import show_done, show_preview, stages
+from llmrun.ui.views.report import checked_target, report_progress, show, write
 
 if TYPE_CHECKING:
     from llmrun.quantize.evaluate import EvaluatedText
-    from llmrun.quantize.request import QuantizeOptions, SourceFile
+    from llmrun.quantize.request import SourceFile
 
 _MIX, _IMPORTANCE, _SEVERAL = "Mixed types", "Importance matrix", "Several types"
 USUAL_TYPES = "Q8_0,Q5_K_M,Q4_K_M,IQ4_NL,Q4_0"
@@ -174,16 +193,12 @@ def several(
     Raises:
         UsageError: a type is unknown, the report file is invalid, or the text can't be read.
     """
-    from llmrun.quantize.evaluate import read_text
-    from llmrun.quantize.types import file_type
 
     if not (types or report or report_to):
         if text is not None:
             raise UsageError("--text has no effect here", why="it is for --report")
         return None
     if report_to is not None:
-        from llmrun.ui.views.report import checked_target
-
         checked_target(report_to, "--report-to")
     names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
     return MultipleTypes(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
@@ -234,7 +249,6 @@ def quantize(
 
     The source is not changed; the new file is verified before it gets its name.
     """
-    from llmrun.quantize.request import AUTO, QuantizeOptions, find, read_options
 
     output = Output(json=json)
     if out is not None and output_file is not None:
@@ -260,11 +274,6 @@ def _quantize(
     output: Output, source: str, out: Path | None, options: QuantizeOptions, *, may_replace: bool, dry_run: bool
 ) -> None:
     """Make one file, or predict the result."""
-    from llmrun.quantize.job import preview
-    from llmrun.quantize.job import quantize as run
-    from llmrun.quantize.request import decide, find, open_source
-    from llmrun.runner import client
-    from llmrun.ui.views.quantize import show_done, show_preview, stages
 
     engine = client.prestarted()
     found = find(source)
@@ -295,10 +304,6 @@ def _report(
     may_replace: bool,
 ) -> None:
     """Make and measure several types; keep the files if OUT is a folder."""
-    from llmrun.quantize.report import make_report, require_text
-    from llmrun.quantize.request import importance_matrix, open_source, resolve_type
-    from llmrun.ui.views.quantize import stages
-    from llmrun.ui.views.report import report_progress, show, write
 
     if out is not None and out.suffix.lower() == ".gguf":
         raise UsageError(f"{str(out)!r} can't be the file of several types", hint="name a folder as OUT")
@@ -358,7 +363,6 @@ class _Target:
             UsageError: the file is an input, or exists and there is no terminal to ask on.
             CancelledError: the user refused to replace it.
         """
-        from llmrun.models.store.new_file import refuse_inputs
 
         if self._settled is None:
             target = self._out if self._is_named else self._out / f"{self._found.name}-{label}.gguf"
@@ -379,3 +383,40 @@ def _check_name(target: Path) -> None:
         raise UsageError(f"{str(target)!r} does not end in .gguf", hint=hint)
     if target.exists() and not target.is_file():
         raise UsageError(f"{str(target)!r} is not a file", hint="name another OUT")
+
+
+@with_options(importance=importance, preferences=PREFERENCES)
+def report(
+    source: SourceArgument,
+    importance: ImportanceOptions,
+    preferences: LoadPreferences,
+    out: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="Keep the files in this folder. Default: they are deleted afterwards."),
+    ] = None,
+    types: Annotated[str, typer.Option(metavar="TYPE,...", help=f"Types to compare. Default: {USUAL_TYPES}.")] = "",
+    to: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report as .html, .md or .json.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to measure quality on. Default: Python's language reference."),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help=f"Take fewer types ({QUICK_TYPES}), less text and two measurements of speed each."
+        ),
+    ] = False,
+    yes: OutputFileYesOption = False,
+) -> None:
+    """Compare several quants of a model: size, speed, quality.
+
+    Each quant is made and measured on this machine.
+    """
+    if to is not None:
+        checked_target(to, "--output")
+    asked = several(types or QUICK_TYPES * quick, report=True, report_to=to, text=text)
+    assert asked is not None
+    asked = replace(asked, preferences=preferences, is_quick=quick)
+    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=preferences.threads, yes=yes)

@@ -17,6 +17,7 @@ from llmrun.cli.sampling import read_key
 from llmrun.errors import CancelledError, IntegrityError, UsageError
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.messages import TextDelta
+from llmrun.protocol.watermark import fingerprint
 from llmrun.ui.terminal.output import Output
 
 
@@ -58,10 +59,10 @@ def replay(
             output.note(line)
         deltas: list[TextDelta] = []
         with cancelling(output, loaded):
-            asked = record.again()
+            request = record.again()
             if loading.speculate is not None:
-                asked = replace(asked, speculation=loaded.drafting.speculation())
-            events = collecting(loaded.answer(asked), deltas)
+                request = replace(request, speculation=loaded.drafting.speculation())
+            events = collecting(loaded.answer(request), deltas)
             finished = show(output, events, loaded, DisplayOptions(markdown=False, end_line=True))
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
@@ -93,8 +94,6 @@ def _with_key(record: Recording, key: str | None) -> Recording:
     sampling = record.answer.sampling
     if not sampling.watermark:
         return record
-    from llmrun.protocol.watermark import fingerprint
-
     key = read_key(key, "--watermark-key")
     if fingerprint(key) != sampling.watermark_key:
         raise UsageError("the answer was watermarked with another --watermark-key")

@@ -21,26 +21,36 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 import typer
 
 from llmrun.cli import settings_file
-from llmrun.cli.answer_files import template_text
+from llmrun.cli.background import LOG_VARIABLE, install_service, rotate, serve_in_background, uninstall_service
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import page_presets, served_presets
 from llmrun.cli.docs import DocsOptions, documents, open_documents
+from llmrun.cli.loading import find_draft, find_model
+from llmrun.cli.main import ENDING
 from llmrun.cli.options import (
+    KeepReasoningOption,
     LoadingOptions,
     TemplateOption,
+    ThinkEffortOption,
     loading,
+    template_text,
     with_options,
 )
-from llmrun.cli.reasoning import KeepReasoningOption, ThinkEffortOption
 from llmrun.cli.sampling import WATERMARK_OPTIONS
-from llmrun.cli.serving import at_most
+from llmrun.cli.servers import at_most
 from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, require_within
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check
+from llmrun.models.adapters import adapter_bytes
+from llmrun.models.location import find_projector, locate, not_on_disk
 from llmrun.planning.measurements import compare_allocated
+from llmrun.server.guard import LOOPBACK, Policy, read_keys
 from llmrun.server.protocols.fields import read_time
-from llmrun.server.registry import allow_many_connections, bind
+from llmrun.server.registry import END_NOW, RunningServer, allow_many_connections, bind, registered
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.serve import ServeView, TimedLines
 
 if TYPE_CHECKING:
     from llmrun.chat.passages import FolderIndex
@@ -49,12 +59,10 @@ if TYPE_CHECKING:
     from llmrun.planning.pairs import DraftFile
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.params import SamplingParams
-    from llmrun.server.guard import Policy
     from llmrun.server.page.tools import PageTools
     from llmrun.server.pool import PooledModel
-    from llmrun.server.registry import RunningServer, ServerFile
+    from llmrun.server.registry import ServerFile
     from llmrun.server.serving import ServeOptions, Serving
-    from llmrun.ui.views.serve import ServeView
 
 _WATCH_SECONDS = 0.5
 _SENDING_NICENESS = 10
@@ -161,9 +169,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP to OpenAI, Anthropic and Ollama clients."""
     if install is False:
-        from llmrun.cli import service
-
-        service.uninstall(Output())
+        uninstall_service(Output())
         return
     require_within("--port", port, settings_file.SERVE["port"].bounds)
     require_within("--queue", queue, settings_file.SERVE["queue"].bounds)
@@ -198,7 +204,6 @@ def serve(
 
 def _write_times(output: Output) -> None:
     """Write the time before each line of the log, for the rest of the process."""
-    from llmrun.ui.views.serve import TimedLines
 
     sys.stderr = output.stderr = cast("TextIO", TimedLines(output.stderr))
 
@@ -208,16 +213,9 @@ def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptio
     end = typed.index("--") if "--" in typed else len(typed)
     arguments = [word for word in typed[:end] if word not in ("--background", "--install")] + [*typed[end:]]
     if installs:
-        from llmrun.cli import service
-
         grace = None if options.grace_seconds == math.inf else options.grace_seconds
-        service.install(output, arguments, port, grace)
+        install_service(output, arguments, port, grace)
     else:
-        from llmrun.cli.background import serve_in_background
-        from llmrun.gguf.reader import read_header
-        from llmrun.gguf.rules import check
-        from llmrun.models.location import locate
-
         for path in filter(None, (locate(name, load_settings()).path for name in options.names)):
             check(read_header(path))  # the user would not see the server's error
         serve_in_background(output, arguments, port)
@@ -275,7 +273,6 @@ def _aliases(given: list[str]) -> dict[str, str]:
         UsageError: one is not NAME=MODEL.
         ModelNotFoundError: a model is not on this disk.
     """
-    from llmrun.models.location import locate, not_on_disk
 
     settings, found = load_settings(), dict[str, str]()
     for name, model in model_aliases().items():
@@ -317,7 +314,6 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
     Raises:
         UsageError: the server would be open to other machines without a key, or the key file can't be read.
     """
-    from llmrun.server.guard import LOOPBACK, Policy, read_keys
 
     keys = read_keys(key_file) if key_file else ()
     address = listening.getsockname()[0]
@@ -340,8 +336,6 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     Raises:
         UsageError: the draft's model is ambiguous, or an adapter or projector does not fit the first model.
     """
-    from llmrun.cli.loading import find_draft, find_model
-    from llmrun.models.location import find_projector
 
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
@@ -364,8 +358,6 @@ def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
 
 def _check_adapters(adapters: tuple[Adapter, ...], model: Path) -> None:
     """Raise before the first request if an adapter does not fit. Raises as adapter_bytes()."""
-    from llmrun.gguf.reader import read_header
-    from llmrun.models.adapters import adapter_bytes
 
     adapter_bytes(adapters, read_header(model))
 
@@ -384,7 +376,7 @@ def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) ->
 
 
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
-    from llmrun.ui.views.explain_html import explain_page
+    from llmrun.ui.views.explain import explain_page
 
     return explain_page(found, sampling, rule)
 
@@ -400,11 +392,7 @@ async def _run(
     log_json: bool,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
-    from llmrun.cli.background import LOG_VARIABLE
-    from llmrun.cli.main import ENDING
-    from llmrun.server.registry import END_NOW, RunningServer, registered
     from llmrun.server.serving import Serving
-    from llmrun.ui.views.serve import ServeView
 
     view = ServeView(output, log_json=log_json)
     settings = load_settings()
@@ -457,7 +445,6 @@ async def _watch(
     serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer, parent: int | None
 ) -> None:
     """Keep the live line and this server's entry in `llmrun ps` up to date; end the server after its parent."""
-    from llmrun.cli.background import rotate
 
     written: RunningServer | None = None
     now = server
@@ -469,12 +456,15 @@ async def _watch(
         now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending, drafts=serving.drafts)
         if view.is_live or now.requests != tuple(view.requests):
             conditions = (await serving.statuses()).values()
-            n_bytes = sum(each.checkpoint_bytes for each in conditions)
+            n_bytes = sum(condition.checkpoint_bytes for condition in conditions)
             now = now._replace(requests=tuple(view.requests), checkpoint_bytes=n_bytes)
         if entry is not None and now != written:
             entry.write(now)
             written = now
         if view.is_live:
-            used, cells = sum(each.cells_used for each in conditions), sum(each.cells for each in conditions)
+            used, cells = (
+                sum(condition.cells_used for condition in conditions),
+                sum(condition.cells for condition in conditions),
+            )
             view.show(serving.metrics.figures._replace(cells_used=used, cells=cells))
         await asyncio.sleep(_WATCH_SECONDS)

@@ -14,16 +14,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.chat.store.export import export, format_for, iso_time, read_json
+from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.cli.command import Command, CommandGroup
-from llmrun.cli.options import JsonOption, OutputFileYesOption, RemovalYesOption
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import JsonOption, OutputFileYesOption, RemovalYesOption, check_output_file
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.storage import write_whole
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import clean
+from llmrun.ui.terminal.tables import Column, ago, show_table
 
 if TYPE_CHECKING:
-    from llmrun.chat.store.store import SessionFacts, Sessions
+    from llmrun.chat.store.store import SessionFacts
 
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
@@ -81,7 +85,6 @@ def list_sessions(
     json: JsonOption = False,
 ) -> None:
     """List the saved chats, most recent first."""
-    from llmrun.ui.terminal.sanitize import clean
 
     output = Output(json=json)
     with _sessions(output) as sessions:
@@ -100,7 +103,6 @@ def list_sessions(
 @app.command("show", cls=Command)
 def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonOption = False) -> None:
     """Print a saved chat; with --json, all of its data."""
-    from llmrun.chat.store.export import export
 
     output = Output(json=json)
     with _sessions(output) as sessions:
@@ -133,8 +135,6 @@ def export_session(
     yes: OutputFileYesOption = False,
 ) -> None:
     """Export a saved chat as Markdown, JSON, JSONL, or a line for OpenAI fine-tuning."""
-    from llmrun.chat.store.export import export, format_for
-    from llmrun.storage import write_whole
 
     output = Output()
     wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"
@@ -159,7 +159,6 @@ def import_session(
     json: JsonOption = False,
 ) -> None:
     """Import a chat that was exported as JSON."""
-    from llmrun.chat.store.export import read_json
 
     output = Output(json=json)
     try:
@@ -212,8 +211,6 @@ def search_sessions(
     json: JsonOption = False,
 ) -> None:
     """Search the messages of all saved chats, best match first."""
-    from llmrun.chat.store.export import iso_time
-    from llmrun.ui.terminal.tables import Column, ago, show_table
 
     output = Output(json=json)
     with _sessions(output) as sessions:
@@ -239,7 +236,6 @@ def search_sessions(
 @contextmanager
 def _sessions(output: Output | None = None) -> Iterator[Sessions]:
     """Open the saved chats; print notes about damaged ones."""
-    from llmrun.chat.store.store import Sessions, folder_in
 
     on_damage = output.note if output else lambda line: None
     with Sessions(folder_in(load_settings().state_dir), on_damage=on_damage) as sessions:
@@ -249,8 +245,6 @@ def _sessions(output: Output | None = None) -> Iterator[Sessions]:
 
 
 def _show_list(output: Output, found: list[SessionFacts]) -> None:
-    from llmrun.ui.terminal.tables import Column, ago, show_table
-
     columns = (
         Column("NAME", style="bold"),
         Column("TURNS", right=True),
@@ -264,14 +258,11 @@ def _show_list(output: Output, found: list[SessionFacts]) -> None:
 
 
 def _plain(facts: SessionFacts) -> dict[str, Any]:
-    from llmrun.chat.store.export import iso_time
-
     return {**asdict(facts), "created": iso_time(facts.created), "updated": iso_time(facts.updated)}
 
 
 def _print(output: Output, text: str) -> None:
     """Print a whole text: unchanged in a pipe, without control characters on a terminal."""
-    from llmrun.ui.terminal.sanitize import clean
 
     text = text.removesuffix("\n")
     output.text(clean(text, newlines=True) if output.stdout_is_terminal else text)

@@ -9,7 +9,7 @@
     model = "smollm2"
     system = "Talk like a pirate."
 
-Here a key is the path to a value, e.g. "models.smollm2.ctx". Must not know commands.
+Here a key is the path to a value, e.g. "models.smollm2.ctx".
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from llmrun.errors import NetworkError
 from llmrun.gguf.adapter import adapter_facts, is_adapter
 from llmrun.gguf.filenames import projector_for
 from llmrun.gguf.header import Header
+from llmrun.gguf.pooling import makes_embeddings, pooling_of
 from llmrun.gguf.reader import read_header
 from llmrun.models.location import find_projector, locate
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
+from llmrun.planning.estimate import choose
 from llmrun.planning.memory import UBATCH
+from llmrun.planning.predict import work_of
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.model_facts import show_model
 
 
 def show(model: ModelArgument, json: JsonOption = False) -> None:
@@ -40,7 +45,6 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
 
 def header_facts(header: Header) -> dict[str, Any]:
     """Return the header as plain data. Sizes in bytes, context windows in tokens."""
-    from llmrun.planning.predict import work_of
 
     if is_adapter(header):
         return _adapter_facts(header)
@@ -151,14 +155,11 @@ def _text_facts(header: Header) -> dict[str, Any]:
 
 def _embedding_facts(header: Header) -> dict[str, Any]:
     """Return facts about an embedding model."""
-    from llmrun.gguf.pooling import makes_embeddings, pooling_of
 
     return {"pooling": pooling_of(header)} if makes_embeddings(header) else {}
 
 
 def _prompt_facts(advice: EmbeddingAdvice | None) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {} if advice is None else {"embedding_advice": asdict(advice)}
 
 
@@ -171,8 +172,6 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
     if spec.url is not None:
         return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}
     assert spec.repository is not None, "neither path nor link"
-    from llmrun.planning.estimate import choose
-
     found = hub.repository_files(spec.repository, spec.revision, settings, output.note)
     parts = choose(spec, found, settings, output.note)
     url = hub.file_url(settings, found.id, found.commit, parts[0].name)
@@ -227,8 +226,6 @@ def _catalogue_facts(entry: CatalogueEntry) -> dict[str, Any]:
 
 
 def _print(output: Output, facts: dict[str, Any]) -> None:
-    from llmrun.ui.views.model_facts import show_model
-
     if output.json:
         output.result_json(facts)
     else:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmrun.cli.completion import complete_model
+from llmrun.cli.loading import find_model
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption
 from llmrun.errors import UsageError
+from llmrun.insight.merges import merge_rule
+from llmrun.insight.tokens import script_counts, tokenize_text
 from llmrun.protocol.sizes import readable_size
+from llmrun.runner import client
 from llmrun.storage import decode_text
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.tokens import show_compared, show_merges, show_scripts, show_tokens
 
 if TYPE_CHECKING:
     from llmrun.insight.merges import MergeNode
@@ -52,9 +58,6 @@ def tokenize(
         found = [_as_json(name, each, merges=merges) for name, each in sides]
         output.result_json(found if compare else found[0])
     elif compare:
-        from llmrun.insight.tokens import script_counts
-        from llmrun.ui.views.tokens import show_compared
-
         show_compared(output, [(name, each.tokens, script_counts(each.tokens)) for name, each in sides])
     elif output.stdout_is_terminal or merges or table:
         _show(output, *sides[0], merges=merges, table=table)
@@ -63,12 +66,7 @@ def tokenize(
 
 
 def _show(output: Output, name: str, found: TokenizedFile, *, merges: bool, table: bool) -> None:
-    from llmrun.insight.tokens import script_counts
-    from llmrun.ui.views.tokens import show_merges, show_scripts, show_tokens
-
     if merges:
-        from llmrun.insight.merges import merge_rule
-
         show_merges(output, merge_rule(found.path), found.tokens)
         return
     show_tokens(output, found.tokens, table=table)
@@ -77,10 +75,6 @@ def _show(output: Output, name: str, found: TokenizedFile, *, merges: bool, tabl
 
 
 def tokenize_with(output: Output, name: str, text: str, *, special: bool, yes: bool) -> tuple[str, TokenizedFile]:
-    from llmrun.cli.loading import find_model
-    from llmrun.insight.tokens import tokenize_text
-    from llmrun.runner import client
-
     spec, path = find_model(output, name, yes=yes)
     return spec.name, tokenize_text(client.prestarted(), path, text, special=special)
 
@@ -111,11 +105,6 @@ def read_content(output: Output, text: str) -> str:
 
 
 def _as_json(name: str, found: TokenizedFile, *, merges: bool) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from llmrun.insight.merges import merge_rule
-    from llmrun.insight.tokens import script_counts
-
     facts: dict[str, Any] = {
         "model": name,
         "vocabulary": found.n_vocab,
@@ -133,7 +122,7 @@ def _as_json(name: str, found: TokenizedFile, *, merges: bool) -> dict[str, Any]
     rule = merge_rule(found.path) if merges else None
     if rule is not None:
         origins = rule.origins([token.id for token in found.tokens])
-        trees = [{"tokens": each.n_tokens, "tree": each.node and _tree(each.node)} for each in origins]
+        trees = [{"tokens": origin.n_tokens, "tree": origin.node and _tree(origin.node)} for origin in origins]
         facts["merges"] = {"rule": rule.name, "words": rule.words, "trees": trees}
     return facts
 

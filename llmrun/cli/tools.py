@@ -115,7 +115,7 @@ class Tools:
     def answer(self, call: ToolCall) -> str:
         """Show a call, ask for permission, run it, and return the text for the model."""
         from llmrun.chat.tools.toolbox import REFUSED
-        from llmrun.ui.views.tools import show_call, show_result
+        from llmrun.ui.views.chat import show_call, show_result
 
         assert self._toolbox is not None
         show_call(self._output, call)

@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llmrun.bench import tune as search
+from llmrun.bench.tune import most_ubatch
 from llmrun.cli.loading import find_model
 from llmrun.cli.options import JsonOption, ModelArgument, YesOption, engine_options, with_options
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError
+from llmrun.gguf.reader import read_header
+from llmrun.gguf.rules import check
+from llmrun.planning.hardware import probe_details, this_machine
+from llmrun.planning.measurements import measured_attention
+from llmrun.planning.plan import LoadPreferences, Measured, make_plan
+from llmrun.planning.speed import BUSY, speed_of
+from llmrun.planning.tuned import forget
 from llmrun.protocol.settings import DEVICE_SETTINGS
+from llmrun.quantize.types import COPY_TYPE, fast_copy, has_slow_prompts
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
     from llmrun.planning.hardware import Hardware
-    from llmrun.planning.plan import LoadPreferences, Plan
+    from llmrun.planning.plan import Plan
     from llmrun.protocol.speculation import StepTime
     from llmrun.quantize.types import FastCopy
 
@@ -47,12 +58,6 @@ def tune(
     repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
     For a type of weights without a fast kernel for prompts here, the command for a faster copy is printed.
     """
-    from llmrun.bench import tune as search
-    from llmrun.gguf.reader import read_header
-    from llmrun.gguf.rules import check
-    from llmrun.planning.hardware import this_machine
-    from llmrun.planning.plan import LoadPreferences
-    from llmrun.ui.views.tune import TuneView, as_json, show_fast_copy, show_outcome
 
     search.check_preferences(seconds, depth)
     output, settings, preferences = Output(json=json), load_settings(), LoadPreferences(**devices)
@@ -95,9 +100,6 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
     Measures the kernels of both types once; None on a busy machine, where the figures would be wrong.
     """
-    from llmrun.planning.hardware import probe_details
-    from llmrun.planning.speed import BUSY, speed_of
-    from llmrun.quantize.types import COPY_TYPE, fast_copy, has_slow_prompts
 
     if not has_slow_prompts(header, hardware):
         return None
@@ -110,9 +112,6 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
-    from llmrun.bench.tune import most_ubatch
-    from llmrun.planning.measurements import measured_attention
-    from llmrun.planning.plan import Measured, make_plan
 
     measured = Measured(measured_attention(header, hardware, folder))
     with suppress(OutOfMemoryError):
@@ -122,8 +121,6 @@ def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, fold
 
 
 def _forget(output: Output, name: str, header: Header, hardware: Hardware, folder: Path) -> None:
-    from llmrun.planning.tuned import forget
-
     known = forget(header, hardware, folder)
     if output.json:
         output.result_json({"model": name, "forgotten": known})

@@ -13,7 +13,9 @@ from llmrun.cli.options import JsonOption, YesOption
 from llmrun.cli.sampling import read_key
 from llmrun.cli.tokenize import read_content, tokenize_with
 from llmrun.errors import UsageError
+from llmrun.insight.watermark import ENOUGH_TOKENS, find_watermark
 from llmrun.protocol.params import PARAMETERS
+from llmrun.protocol.watermark import is_public, read_watermark
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -54,8 +56,6 @@ def detect(
 
     Only the model's vocabulary is loaded.
     """
-    from llmrun.insight.watermark import find_watermark
-    from llmrun.protocol.watermark import is_public, read_watermark
 
     output = Output(json=json)
     if file != "-" and not Path(file).is_file():
@@ -78,8 +78,6 @@ def _verdict(finding: WatermarkFinding) -> str:
 
 
 def _show(output: Output, finding: WatermarkFinding) -> None:
-    from llmrun.insight.watermark import ENOUGH_TOKENS
-
     sentences = {
         "marked": "The text was almost certainly marked with this key",
         "maybe": "The text may have been marked with this key: one text in a hundred looks so by chance",

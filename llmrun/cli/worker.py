@@ -13,8 +13,12 @@ import typer
 from llmrun.cli.options import engine_option
 from llmrun.config import load_settings
 from llmrun.errors import EngineCrashedError, NetworkError, UsageError, require_within
+from llmrun.planning.hardware import probe
+from llmrun.protocol.jobs.machine import WORKER, ServeDevices
 from llmrun.protocol.settings import SETTINGS, check_setting
 from llmrun.protocol.sizes import readable_size
+from llmrun.runner.client import EngineClient
+from llmrun.runner.launch import launch
 from llmrun.runner.workers import PORT, VERSION, ask, engine_environment
 from llmrun.server.registry import bind
 from llmrun.ui.terminal.output import Output
@@ -46,10 +50,6 @@ def worker(
 
     Used by `llmrun run MODEL --rpc HOST:PORT` there; serves one program at a time, until Ctrl-C.
     """
-    from llmrun.planning.hardware import probe
-    from llmrun.protocol.jobs.machine import WORKER, ServeDevices
-    from llmrun.runner.client import EngineClient
-    from llmrun.runner.launch import launch
 
     require_within("--port", port, (1, 65_535))
     check_setting("threads", threads)

@@ -17,8 +17,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from llmrun.chat.store.reading import examine as examine_chats
-from llmrun.chat.store.schema import FILE
+from llmrun.chat.store.rows import FILE
+from llmrun.chat.store.rows import examine as examine_chats
 from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.doctor.gpu_build import GpuBuild, gpu_build

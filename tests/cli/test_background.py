@@ -14,8 +14,9 @@ import psutil
 import pytest
 from support.installed import SECONDS, eventually
 
-from llmrun.cli import background, service, serving
+from llmrun.cli import background
 from llmrun.cli.app import call
+from llmrun.cli.servers import logs
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, DiskFullError, EngineCrashedError, UsageError
 from llmrun.server.registry import RunningServer, running_servers
@@ -88,19 +89,19 @@ def test_a_log_that_is_too_long_begins_anew_for_its_writer_and_its_readers(
             file.write(b"line %d of this log\n" % number)
         return [server]
 
-    monkeypatch.setattr(serving, "running_servers", running)
-    monkeypatch.setattr(serving, "_log", lambda *_: log)
+    monkeypatch.setattr("llmrun.cli.servers.running_servers", running)
+    monkeypatch.setattr("llmrun.cli.servers._log", lambda *_: log)
     with log.open("ab", buffering=0) as file:
         background.rotate(log, file.fileno(), limit=0)
         file.write(b"the first line of it\n")
         background.rotate(log, 0, limit=0)
         assert log.stat().st_size == 21, "the descriptor is another file's"
-    serving.logs(follow=True)
+    logs(follow=True)
     assert capsys.readouterr().out.splitlines() == [
         "the first line of it", *(f"line {number} of this log" for number in range(3))
     ]  # fmt: skip
     assert background.previous_log(log).read_text() == "the first line of it\nline 0 of this log\n"
-    serving.logs(lines=3)
+    logs(lines=3)
     assert capsys.readouterr().out.splitlines() == [f"line {number} of this log" for number in range(3)]
 
 
@@ -134,7 +135,7 @@ def test_a_full_disk(home: Path) -> None:
 @pytest.mark.parametrize(("server", "words"), [(True, "writes to its terminal"), (False, "no server ran")])
 def test_no_log(server: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     running = [RunningServer(1, "http://127.0.0.1:8080", 8080, 0.0)] if server else []
-    monkeypatch.setattr("llmrun.cli.serving.running_servers", lambda _: running)
+    monkeypatch.setattr("llmrun.cli.servers.running_servers", lambda _: running)
     with pytest.raises(UsageError) as error:
         call(["logs"])
     assert words in error.value.why
@@ -143,7 +144,7 @@ def test_no_log(server: bool, words: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_log_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     several = [RunningServer(1, f"http://127.0.0.1:{port}", port, 0.0, log="log") for port in (80, 81)]
-    monkeypatch.setattr("llmrun.cli.serving.running_servers", lambda _: several)
+    monkeypatch.setattr("llmrun.cli.servers.running_servers", lambda _: several)
     with pytest.raises(UsageError, match="2 servers run") as error:
         call(["logs"])
     assert error.value.hint == "llmrun logs --port 80 or llmrun logs --port 81"
@@ -219,8 +220,8 @@ def test_without_systemd_the_command_is_told(
 def test_words_of_a_unit_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_SERVER_KEY", "secret")
     monkeypatch.setenv("HF_HOME", "/a b")
-    text = service.unit(
-        ["/usr/bin/python", "a b", 'say "%n"', "$HOME\\"], Path("/x%y"), service._kept(os.environ), Path("/l"), None
+    text = background.unit(
+        ["/usr/bin/python", "a b", 'say "%n"', "$HOME\\"], Path("/x%y"), background._kept(os.environ), Path("/l"), None
     )
     assert 'ExecStart="/usr/bin/python" "a b" "say \\"%%n\\"" "$$HOME\\\\"' in text
     assert "WorkingDirectory=/x%%y" in text
@@ -231,7 +232,7 @@ def test_words_of_a_unit_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_other_systems_have_no_service(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmrun.cli.service.sys.platform", platform)
+    monkeypatch.setattr("llmrun.cli.background.sys.platform", platform)
     for command in (["serve", "--install", "--port", "0"], ["serve", "--uninstall"]):
         with pytest.raises(UsageError, match="--install needs systemd"):
             call(command)

@@ -13,7 +13,6 @@ import typer
 from support.gguf_writer import runnable_model, write
 from typer.testing import CliRunner
 
-from llmrun.bench import run as bench_run
 from llmrun.bench.cases import BenchGrid
 from llmrun.bench.results import BenchRow, Machine, Result
 from llmrun.bench.run import BenchOutcome, BenchRequest
@@ -48,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchRequest]:
         requests.append(request)
         return BenchOutcome(Result((ROW,), Machine(name="here")), None)
 
-    monkeypatch.setattr(bench_run, "run", run)
+    monkeypatch.setattr("llmrun.cli.bench.run", run)
     return requests
 
 
@@ -63,7 +62,7 @@ def bench(*arguments: str) -> str:
 def typed(**lists: list[str]) -> BenchGrid:
     settings = {name: lists.pop(name) for name in [*lists] if name in SETTINGS}
     names = command.BenchArguments.__dataclass_fields__
-    return command.wanted(
+    return command.grid_of(
         command.BenchArguments(**{name: lists.get(name) for name in names} | {"settings": settings}), 4
     )
 
@@ -235,7 +234,7 @@ def test_ctrl_c_shows_and_keeps_the_rows_and_ends_so(model: str, monkeypatch: py
     def run(*anything: Any, **more: Any) -> BenchOutcome:
         return BenchOutcome(Result((ROW,), is_partial=True), CancelledError("stopped by Ctrl-C"))
 
-    monkeypatch.setattr(bench_run, "run", run)
+    monkeypatch.setattr("llmrun.cli.bench.run", run)
     done = CliRunner().invoke(app, [model, "--json"])
     assert isinstance(done.exception, CancelledError)
     assert json.loads(done.stdout)[0]["test"] == "tg8"
@@ -263,15 +262,15 @@ def _row(case: Any) -> BenchRow:
 
 @pytest.fixture
 def rival(monkeypatch: pytest.MonkeyPatch) -> Rival:
-    from llmrun.cli import bench_versus
+    from llmrun.cli import bench as bench_module
 
     @contextmanager
     def our_side(start: Any, hardware: Any) -> Iterator[Any]:
         yield lambda model, case: _row(case)
 
     found = Rival()
-    monkeypatch.setattr(bench_versus, "find", lambda program: found)
-    monkeypatch.setattr(bench_versus, "our_side", our_side)
+    monkeypatch.setattr(bench_module, "find", lambda program: found)
+    monkeypatch.setattr(bench_module, "our_side", our_side)
     return found
 
 

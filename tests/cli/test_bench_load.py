@@ -39,7 +39,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, error: LlmrunError | None = None, 
     """The client that measures."""
     client = ScriptedClient(error, after)
     monkeypatch.setattr(load, "time", client)
-    monkeypatch.setattr(load, "measure", partial(load.measure, start=lambda: client))
+    monkeypatch.setattr("llmrun.cli.bench.run_load", partial(load.measure, start=lambda: client))
     return client
 
 

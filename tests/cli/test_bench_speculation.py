@@ -41,7 +41,7 @@ def answered_by(monkeypatch: pytest.MonkeyPatch, mode: str) -> list[str]:
         started.append(mode)
         return fake_client(mode)
 
-    monkeypatch.setattr(speculation, "measure", partial(speculation.measure, start=start))
+    monkeypatch.setattr("llmrun.cli.bench.measure_gains", partial(speculation.measure, start=start))
     return started
 
 

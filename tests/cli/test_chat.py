@@ -16,7 +16,7 @@ import pytest
 from support.gguf_writer import tiny_adapter, tiny_model, write
 from support.installed import Terminal
 
-from llmrun.cli.slash.commands import show_help
+from llmrun.cli.slash import show_help
 from llmrun.ui.terminal.output import Output
 
 FRONT = str(Path(__file__).parents[1] / "support/front.py")

@@ -14,8 +14,8 @@ from support.installed import SECONDS, eventually
 from support.streams import Terminal
 from typer.testing import CliRunner
 
+from llmrun.cli import slash
 from llmrun.cli.app import app
-from llmrun.cli.slash import inspection
 from llmrun.errors import UsageError
 from llmrun.insight.explain import explain_answer
 from llmrun.ui.terminal.output import Output
@@ -103,12 +103,13 @@ def test_a_terminal_sees_that_something_is_computed(
         stdin=io.StringIO(), stdout=io.StringIO(), stderr=stderr, environment={"TERM": "xterm", "COLUMNS": "80"}
     )
     monkeypatch.setattr("llmrun.insight.explain.explain_answer", explained)
+    monkeypatch.setattr("llmrun.cli.explain.explain_answer", explained)
     monkeypatch.setattr("llmrun.cli.explain.Output", lambda json=False: output)
     assert llmrun("explain", "hello the world", "--raw", "--answer", "2").exit_code == 0
     assert seen == [True]
     chat = SimpleNamespace(output=output)
     stderr.truncate(0)
-    monkeypatch.setattr(inspection, "_with_last_answer", lambda chat, command: None)
+    monkeypatch.setattr(slash, "_with_last_answer", lambda chat, command: None)
     monkeypatch.setattr("llmrun.ui.views.explain.show_explained", lambda output, found: None)
-    inspection.explain(chat, "")  # type: ignore[arg-type]
+    slash.explain(chat, "")  # type: ignore[arg-type]
     assert seen == [True, True]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 
-from llmrun.cli import habits, serving
+from llmrun.cli import habits
 from llmrun.cli.app import call
 from llmrun.cli.commands import ALIASES, COMMANDS
-from llmrun.cli.options import wanted
+from llmrun.cli.options import answer_options
 from llmrun.cli.remote import remote_server
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
@@ -120,12 +120,16 @@ def test_no_habit_hides_a_command_or_names_one_that_is_missing() -> None:
 
 
 def test_format_json_allows_any_json() -> None:
-    assert wanted(json_format="json").asked.grammar == wanted(json_schema="{}").asked.grammar is not None
+    assert (
+        answer_options(json_format="json").request.grammar
+        == answer_options(json_schema="{}").request.grammar
+        is not None
+    )
 
 
 def test_stop_with_a_model_names_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
     server = RunningServer(1, "http://127.0.0.1:81", 81, 0.0, ("smollm2",))
-    monkeypatch.setattr(serving, "running_servers", lambda _: [server])
+    monkeypatch.setattr("llmrun.cli.servers.running_servers", lambda _: [server])
     with pytest.raises(UsageError) as caught:
         call(["stop", "smollm2"])
     assert caught.value.hint == "llmrun stop --port 81"

@@ -18,15 +18,14 @@ from typing import Any
 import pytest
 import typer
 
-from llmrun.cli.answer_files import template_text
 from llmrun.cli.app import app, call
 from llmrun.cli.commands import ALIASES, BASICS, BENCH_COMMANDS, COMMANDS, OPTION_TOPICS, PANELS
 from llmrun.cli.help import EXIT_CODES, TOPICS, topic
-from llmrun.cli.options import wanted, with_options
+from llmrun.cli.options import answer_options, template_text, with_options
 from llmrun.cli.pages import OPTIONS, _panels, _start_page
-from llmrun.cli.run_command import conversation, read_prompt
+from llmrun.cli.run import conversation, read_prompt
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_flags, sampling_rows
-from llmrun.cli.slash.commands import SLASH_COMMANDS
+from llmrun.cli.slash import SLASH_COMMANDS
 from llmrun.errors import BY_CODE, UsageError
 from llmrun.planning.speculation import DRAFT_BOUNDS
 from llmrun.protocol.messages import Message
@@ -375,10 +374,10 @@ def test_templates_and_limits(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages }}")
     assert template_text(str(file)) == "{{ messages }}"
-    assert wanted().asked.limits.stop == ()
-    assert wanted(max_tokens=3, stop=["x"], ban=["y"]).asked.limits == Limits(3, ("x",), ("y",))
+    assert answer_options().request.limits.stop == ()
+    assert answer_options(max_tokens=3, stop=["x"], ban=["y"]).request.limits == Limits(3, ("x",), ("y",))
     with pytest.raises(UsageError):
-        wanted(stop=[""])
+        answer_options(stop=[""])
 
 
 def test_system_prompt_comes_first() -> None:

@@ -20,7 +20,7 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf import filenames
 from llmrun.models.registry import load_catalogue, resolve
-from llmrun.planning import estimate, hardware, speed
+from llmrun.planning import estimate, hardware
 from llmrun.planning.estimate import remote_candidates
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
@@ -70,7 +70,7 @@ def on_machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setattr(module, "this_machine", lambda *workers: found)
         return found
 
-    monkeypatch.setattr(speed, "speed_of", refuse)
+    monkeypatch.setattr("llmrun.cli.plan.speed_of", refuse)
     return make
 
 

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from llmrun.cli import defaults, sampling, settings_file
-from llmrun.cli.config import app
-from llmrun.cli.modelfile import as_jinja, as_preset, read_modelfile
+from llmrun.cli.config import app, as_jinja, as_preset, read_modelfile
 from llmrun.errors import UsageError
 
 PIRATE = """

@@ -15,8 +15,7 @@ from support.gguf_writer import tiny_model, write
 from support.quantize_engine import Engine, model
 from typer.testing import CliRunner
 
-from llmrun.cli.quantize import quantize
-from llmrun.cli.report import report
+from llmrun.cli.quantize import quantize, report
 from llmrun.errors import CancelledError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
@@ -187,7 +186,7 @@ def test_a_report_reads_the_text_that_was_named(
         asked.update(options, types=types)
         raise CancelledError("that is all")
 
-    monkeypatch.setattr("llmrun.quantize.report.make_report", make_report)
+    monkeypatch.setattr("llmrun.cli.quantize.make_report", make_report)
     tokenizing(monkeypatch, n_tokens=1280)
     (tmp_path / "text.txt").write_text("words")
     words = EvaluatedText("text.txt", "words")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmrun.cli.help import TOPICS, topic
-from llmrun.cli.reflow import reflow
+from llmrun.cli.pages import reflow
 
 EXAMPLES = ("llmrun ", "git ", "export ", "LLMRUN_SERVER=", "{", "return ", "with ", "--", "drafted ", "texts,")
 

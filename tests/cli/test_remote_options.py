@@ -207,7 +207,7 @@ def test_what_only_an_engine_here_can_do_is_refused(
     server: FarServer, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    module = import_module("llmrun.cli.run_command" if command == "run" else "llmrun.cli.chat")
+    module = import_module("llmrun.cli.run" if command == "run" else "llmrun.cli.chat")
     app = typer.Typer()
     app.command()(getattr(module, command))
     for option in ONLY_HERE[command]:

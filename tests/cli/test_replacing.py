@@ -16,7 +16,7 @@ from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.cli.app import app, call
 from llmrun.cli.commands import COMMANDS
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import check_output_file
 from llmrun.errors import CancelledError, UsageError
 from llmrun.runner import client
 from llmrun.ui.terminal.output import Output

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.damaged_chats import HURT, NAMES, ROWS, hurt, make_chats
 
-from llmrun.chat.store.schema import FILE
+from llmrun.chat.store.rows import FILE
 from llmrun.chat.store.store import folder_in
 from llmrun.config import Settings
 from llmrun.doctor import doctor

@@ -144,7 +144,7 @@ def test_it_asks_before_it_installs(monkeypatch: pytest.MonkeyPatch, site: Path)
 
 def test_the_command_tries_the_new_build(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     monkeypatch.setattr("llmrun.doctor.gpu_build.require_build", lambda makers: BUILD)
-    monkeypatch.setattr("llmrun.planning.hardware.this_machine", lambda: type("Machine", (), {"gpus": ()}))
+    monkeypatch.setattr("llmrun.cli.doctor.this_machine", lambda: type("Machine", (), {"gpus": ()}))
     done = CliRunner().invoke(app, ["doctor", "--install-gpu", "--yes"])
     assert isinstance(done.exception, LlmrunError)
     assert done.exception.why == "the new build finds no GPU"

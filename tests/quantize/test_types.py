@@ -210,7 +210,7 @@ def test_a_small_gain_is_no_copy(header: Header) -> None:
 
 def test_a_busy_machine_gives_no_figures(header: Header, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = speed(4.0)
-    monkeypatch.setattr("llmrun.planning.speed.speed_of", lambda *arguments, **more: found)
+    monkeypatch.setattr("llmrun.cli.tune.speed_of", lambda *arguments, **more: found)
     assert tune._fast_copy(header, MACHINE, tmp_path) is not None
     found = speed(4.0, others=1.0)
     assert tune._fast_copy(header, MACHINE, tmp_path) is None
@@ -222,5 +222,5 @@ def test_kernels_that_can_not_be_measured_are_no_error(
     def measure(*arguments: object, **more: object) -> MachineSpeed:
         raise LlmrunError("it takes too long")
 
-    monkeypatch.setattr("llmrun.planning.speed.speed_of", measure)
+    monkeypatch.setattr("llmrun.cli.tune.speed_of", measure)
     assert tune._fast_copy(header, MACHINE, tmp_path) is None

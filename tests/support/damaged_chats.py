@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from llmrun.chat.store.schema import FILE
+from llmrun.chat.store.rows import FILE
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.models.fingerprint import ModelFingerprint

@@ -24,7 +24,7 @@ from llmrun.server.guard import Policy
 from llmrun.server.page.tools import PageTools
 from llmrun.server.registry import ServedDrafts, bind
 from llmrun.server.serving import ServeOptions, Serving, run_in_event_loop
-from llmrun.ui.views.explain_html import explain_page
+from llmrun.ui.views.explain import explain_page
 from support.engines import fake_engine
 from support.gguf_writer import runnable_model, write
 

@@ -1,22 +1,82 @@
 """One open saved chat: add turns, branch, go back, and read the current conversation.
 
 Owns the order of these steps: each is one transaction, on the disk when it returns. Nothing is deleted: turns undone,
-retried or edited stay as alternatives that switch() finds. Must not know terminals.
+retried or edited stay as alternatives that switch() finds.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
-from llmrun.chat.store import reading, rows
-from llmrun.chat.store.locks import Locks, NoLocks
-from llmrun.chat.store.schema import SCHEMA
+from llmrun.chat.store import rows
+from llmrun.chat.store.rows import SCHEMA
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn, in_window
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.messages import Message
 from llmrun.storage import Database
+from llmrun.system import lock_byte, unlock_byte
+
+
+class Locks:
+    """The locks of this process. One object for one file: closing a second would drop the locks of the first.
+
+    Raises:
+        OSError: the file can't be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._held: set[int] = set()
+
+    def claim(self, session: int) -> bool:
+        """Lock a chat for this process; return False if another process has it open."""
+        if session not in self._held and not self._lock(session):
+            return False
+        self._held.add(session)
+        return True
+
+    def release(self, session: int) -> None:
+        if session in self._held:
+            self._held.remove(session)
+            self._unlock(session)
+
+    def is_free(self, session: int) -> bool:
+        """Return whether no other process has the chat open."""
+        if session in self._held:
+            return True
+        free = self._lock(session)
+        if free:
+            self._unlock(session)
+        return free
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _lock(self, byte: int) -> bool:
+        return lock_byte(self._descriptor, byte) is not False
+
+    def _unlock(self, byte: int) -> None:
+        unlock_byte(self._descriptor, byte)
+
+
+class NoLocks(Locks):
+    """Locks of a store in memory, which no other process can see."""
+
+    def __init__(self) -> None:
+        self._held: set[int] = set()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _lock(self, byte: int) -> bool:
+        return True
+
+    def _unlock(self, byte: int) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +262,7 @@ class SavedChat:
         None if this conversation contains all of the branch.
         """
         with self._database.explained():
-            others = reading.read_path(self._connection, branch.head)
+            others = rows.read_path(self._connection, branch.head)
         here = {entry.id for entry in self._entries}
         turn = 0
         for entry in others:
@@ -237,7 +297,7 @@ class SavedChat:
 
     def _whole(self, session: int) -> Tree:
         with self._database.explained():
-            return reading.read_chat(self._connection, session)
+            return rows.read_chat(self._connection, session)
 
     def release(self) -> None:
         """Unlock the chat."""

@@ -1,7 +1,4 @@
-"""Saved chats as text for other programs and people: Markdown, JSON, JSONL, OpenAI's fine-tuning lines.
-
-Owns these formats, and the import of JSON; must not know the database or the destination.
-"""
+"""Saved chats as text for other programs and people: Markdown, JSON, JSONL, OpenAI's fine-tuning lines."""
 
 from __future__ import annotations
 

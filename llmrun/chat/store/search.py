@@ -1,7 +1,7 @@
 """Full-text search in saved chats: SQLite's FTS5 where it is built in, else a scan.
 
 Owns the index, which is updated by a search: saving a turn never waits for it, and a Python without FTS5 can write to
-the same file. Must not know chats beyond their names.
+the same file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The saved chats of one user: find, open, list, rename, delete, search and copy them.
-
-Owns the collection; must not know how a chat is continued (chat.py) or stored in rows (rows.py).
-"""
+"""The saved chats of one user: find, open, list, rename, delete, search and copy them."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.chat.store import reading, rows, search
-from llmrun.chat.store.chat import SavedChat
-from llmrun.chat.store.locks import Locks, NoLocks
-from llmrun.chat.store.schema import FILE, SCHEMA
+from llmrun.chat.store import rows, search
+from llmrun.chat.store.chat import Locks, NoLocks, SavedChat
+from llmrun.chat.store.rows import FILE, SCHEMA
 from llmrun.chat.store.search import Hit
 from llmrun.chat.store.turns import Answer, Question, Tree
 from llmrun.errors import LlmrunError, ResourceError, UsageError, did_you_mean
@@ -73,10 +69,10 @@ class Sessions:
         on_damage: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.folder = folder
-        self._database = Database(folder / FILE if folder else None, SCHEMA, reading.copy_sound)
+        self._database = Database(folder / FILE if folder else None, SCHEMA, rows.copy_sound)
         self._connection, self.note = self._database.connection, self._database.note
         with self._database.explained():
-            reading.prepare(self._connection)
+            rows.prepare(self._connection)
             self._locks = _own(folder) if folder else NoLocks()
         self._clock, self._on_damage = clock, on_damage
         self._reported: set[int] = set()
@@ -85,7 +81,7 @@ class Sessions:
         """Return every sound chat, the last used one first."""
         try:
             with self._database.explained():
-                damaged = reading.unsound_chats(self._connection)
+                damaged = rows.unsound_chats(self._connection)
                 found = self._facts(damaged)
         except ResourceError as error:
             if not is_damage(error.__cause__):
@@ -218,7 +214,7 @@ class Sessions:
         """Return the messages that contain every word of a text, best first."""
         try:
             with self._database.writing():
-                damaged = reading.unsound_chats(self._connection)
+                damaged = rows.unsound_chats(self._connection)
                 found = search.search(self._connection, text, limit, damaged)
         except ResourceError as error:
             if not is_damage(error.__cause__):
@@ -250,7 +246,7 @@ class Sessions:
 
     def _ids(self, which: str = "") -> list[int]:
         with self._database.explained():
-            return reading.chat_ids(self._connection, which)
+            return rows.chat_ids(self._connection, which)
 
     def _newest(self) -> int:
         """Return the id of the last used sound chat."""
@@ -262,7 +258,7 @@ class Sessions:
 
     def _read(self, session: int) -> Tree:
         with self._database.explained():
-            return reading.read_chat(self._connection, session)
+            return rows.read_chat(self._connection, session)
 
     def _damage(self, session: int) -> LlmrunError | None:
         """Return the error for a damaged chat, None for a sound one."""

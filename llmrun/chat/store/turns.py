@@ -1,6 +1,6 @@
 """The parts of a saved chat: questions, answers with their settings and statistics, and the tree they form.
 
-Owns these values, their JSON form, and the selection of turns for the context window; must not know databases or files.
+Owns these values, their JSON form, and the selection of turns for the context window.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The process that runs the functions of a Python file: `functions.py FILE FOLDER`.
 
-Owns the selection of functions, their JSON schemas, and calls; must not know the chat. A call can't be interrupted:
-to cancel it, the process is ended.
+A call can't be interrupted: to cancel it, the process is ended.
 """
 
 from __future__ import annotations

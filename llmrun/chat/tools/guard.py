@@ -1,6 +1,6 @@
 """A tool process whose descendants end with it or with the chat: on Linux by a parent of its own, see subreaper.py.
 
-Elsewhere the chat ends the process group, and on Windows the process alone. Must not know tools, and runs none.
+Elsewhere the chat ends the process group, and on Windows the process alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The tool process's end of the pipe: requests come in, answers go out, one JSON object a line.
 
-Owns the descriptors; must not know the tools. The chat sends {"list": true}, then {"call": NAME, "arguments": {...}} or
-{"cancel": true}. Answers are {"tools": [...]}, {"result": TEXT} or {"error": TEXT}, or {"end": WHY} if the process
-can't
-continue. Each has its request's "id", which is random, so that output of tools can't be taken for an answer.
+The chat sends {"list": true}, then {"call": NAME, "arguments": {...}} or {"cancel": true}. Answers are {"tools":
+[...]}, {"result": TEXT} or {"error": TEXT}, or {"end": WHY} if the process can't continue. Each has its request's "id",
+which is random, so that output of tools can't be taken for an answer.
 """
 
 from __future__ import annotations

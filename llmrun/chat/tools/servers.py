@@ -110,11 +110,13 @@ async def _offers(client: Client) -> list[dict[str, str]]:
     offers: list[dict[str, str]] = []
     if client.server_capabilities.resources:
         async for listed in _pages(client.list_resources):
-            offers += [{"kind": "resource", "name": each.uri, "about": each.name} for each in listed.resources]
+            offers += [
+                {"kind": "resource", "name": resource.uri, "about": resource.name} for resource in listed.resources
+            ]
     if client.server_capabilities.prompts:
         async for prompts in _pages(client.list_prompts):
             offers += [
-                {"kind": "prompt", "name": each.name, "about": each.description or ""} for each in prompts.prompts
+                {"kind": "prompt", "name": prompt.name, "about": prompt.description or ""} for prompt in prompts.prompts
             ]
     return offers
 
@@ -139,7 +141,7 @@ async def _answer(client: Client, request: dict[str, Any], *, reads: bool) -> di
     try:
         if reads and request["call"] == _READ["name"]:
             read = await client.read_resource(str(request["arguments"].get("uri", "")))
-            return {"result": limited("\n".join(_resource_text(each) for each in read.contents))}
+            return {"result": limited("\n".join(_resource_text(content) for content in read.contents))}
         result = await client.call_tool(request["call"], request["arguments"])
     except MCPError as error:
         if error.code == CONNECTION_CLOSED:

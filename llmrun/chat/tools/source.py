@@ -1,7 +1,6 @@
 """A process with tools, as the chat sees it: started early, listed once, then called.
 
-Owns the process, its deadlines and its end; must not know its content. It ends with the chat, however that ends,
-because it reads the pipe to its end.
+It ends with the chat, however that ends, because it reads the pipe to its end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parent of a tool process on Linux, which ends all descendants when the tool process or the chat ends.
 
-As a child subreaper it becomes the parent of orphans, also of those in other sessions. Must not know tools.
+As a child subreaper it becomes the parent of orphans, also of those in other sessions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The tools of a chat, and their calls.
-
-Owns the names, and the text that a model gets for a refused or failed call; must not know terminals or permissions.
-"""
+"""The tools of a chat, and their calls."""
 
 from __future__ import annotations
 

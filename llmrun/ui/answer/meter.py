@@ -1,6 +1,6 @@
 """Speed and progress of an answer in words: the fields of the live line, and the summary.
 
-Pure except for the clock passed in; must not know terminals.
+Pure except for the clock passed in.
 """
 
 from __future__ import annotations

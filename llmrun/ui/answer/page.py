@@ -1,7 +1,6 @@
 """The rendering of an answer's text: the reasoning, then the answer as Markdown or plain.
 
-Owns the order of the two and the display of reasoning; must not know the terminal or the live line. Output is never
-taken back.
+Output is never taken back.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from llmrun.protocol.messages import AnswerPart, Started, TextDelta
-from llmrun.ui.terminal.ansi import paint
+from llmrun.ui.terminal.cells import paint
 from llmrun.ui.terminal.format import seconds
 from llmrun.ui.terminal.sanitize import Sanitizer
 

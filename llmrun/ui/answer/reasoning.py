@@ -1,7 +1,4 @@
-"""Streamed reasoning as dim rows beside a bar.
-
-Owns the cut after some lines; must not know the answer or the live line.
-"""
+"""Streamed reasoning as dim rows beside a bar."""
 
 from __future__ import annotations
 

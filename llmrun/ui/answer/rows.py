@@ -1,7 +1,4 @@
-"""Streamed text in rows after a prefix, wrapped at words; output is never taken back.
-
-Owns the row breaks; must not know Markdown or the live line.
-"""
+"""Streamed text in rows after a prefix, wrapped at words; output is never taken back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Token probabilities in colours: shaded text, a legend, and the least likely tokens.
-
-Owns the colours and the assignment of text to tokens; must not know the source of the probabilities.
-"""
+"""Token probabilities in colours: shaded text, a legend, and the least likely tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from llmrun.protocol.messages import TokenLogprob
-from llmrun.ui.terminal.ansi import paint
+from llmrun.ui.terminal.cells import paint
 from llmrun.ui.terminal.format import percent
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table

@@ -1,8 +1,7 @@
 """The view of an answer: streamed text, one live line of figures below it, a summary at its end.
 
-Only the live line is ever rewritten; page.py renders the text. Owns the terminal while the engine works; must not know
-the engine's process. Never touches termios and never hides the cursor, so that nothing has to be restored. Ctrl-Z
-erases the live line.
+Only the live line is ever rewritten; page.py renders the text. Never touches termios and never hides the cursor, so
+that nothing has to be restored. Ctrl-Z erases the live line.
 
 To draw the live line, the cursor goes one row down and up again (which scrolls if there is no row below), its place is
 saved, the line is drawn on the row below, and the place is restored. Before more text is written, everything after the
@@ -24,11 +23,10 @@ from llmrun.protocol.messages import AnswerPart, Event, Failed, Finished, Starte
 from llmrun.protocol.speculation import StepTables
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
-from llmrun.ui.terminal.ansi import DIM, bare, paint
-from llmrun.ui.terminal.cells import advance, last_cluster, may_grow
+from llmrun.ui.terminal.cells import DIM, advance, bare, last_cluster, may_grow, paint
+from llmrun.ui.terminal.keyboard import Suspendable
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import Sanitizer
-from llmrun.ui.terminal.suspend import Suspendable
 
 # Drawing takes time from decoding, so output is batched.
 TEXT_SECONDS = 1 / 30

@@ -1,6 +1,6 @@
 """Completion of slash commands: their names, then their arguments.
 
-Owns the candidates; must not know the commands' meaning, or keys. Pure except for file_names().
+Pure except for file_names().
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The meaning of a typed text: a command, an open or closed triple-quoted block, or a message.
 
-Owns these rules; must not know keys or terminals. Pure.
+Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The user's own editor, for a text that is too long for a prompt.
-
-Owns finding and running it; must not know the chat.
-"""
+"""The user's own editor, for a text that is too long for a prompt."""
 
 from __future__ import annotations
 

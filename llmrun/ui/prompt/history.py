@@ -1,7 +1,7 @@
 """The history file of typed messages, which several chats may use at the same time.
 
-Owns that file; must not know the meaning of a message. Entries are in prompt_toolkit's form: a line with the time, then
-each line of the entry after a plus. Imports prompt_toolkit, so it is imported only when a user types.
+Entries are in prompt_toolkit's form: a line with the time, then each line of the entry after a plus. Imports
+prompt_toolkit, so it is imported only when a user types.
 """
 
 from __future__ import annotations

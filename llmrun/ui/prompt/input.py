@@ -1,7 +1,6 @@
 """Input of a chat: lines, pastes and triple-quoted blocks on a terminal, plain lines from a pipe.
 
-Owns reading only; must not know the meaning of a message or a command. prompt.py needs prompt_toolkit and is imported
-for the first line from a terminal, so a pipe never pays for it.
+prompt.py needs prompt_toolkit and is imported for the first line from a terminal, so a pipe never pays for it.
 """
 
 from __future__ import annotations

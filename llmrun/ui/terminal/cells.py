@@ -1,4 +1,4 @@
-"""Widths of text in terminal cells, and cursor columns. Pure; must not know the text's meaning.
+"""Widths of text in terminal cells, and cursor columns. Pure.
 
 Terminals disagree on some emoji and combining marks, so a column computed here is a good guess: to move the cursor, let
 the terminal save the place (see ui/answer/view.py).
@@ -109,3 +109,18 @@ def advance(column: int, text: str, columns: int) -> int:
         cells = char_width(char)
         column = cells if cells and column + cells > columns else column + cells
     return column
+
+
+DIM = "2"
+
+_SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def paint(text: str, style: str) -> str:
+    """Return the text in a style such as "1;3", followed by a reset."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
+
+
+def bare(text: str) -> str:
+    """Return painted text without its styles."""
+    return _SGR.sub("", text) if "\x1b" in text else text

@@ -1,4 +1,4 @@
-"""Numbers and short texts for people: speeds, times, counts. Pure; must not know the destination."""
+"""Numbers and short texts for people: speeds, times, counts. Pure."""
 
 from __future__ import annotations
 

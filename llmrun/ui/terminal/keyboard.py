@@ -1,17 +1,15 @@
-"""The input mode of the terminal: read, restored, without echo during an answer, with echo at a question.
-
-Owns termios; must not know what is typed.
-"""
+"""The input mode of the terminal, with or without echo; Ctrl-Z and `fg`, which erase a live display and redraw it."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TextIO
-
-from llmrun.ui.terminal.suspend import Suspendable
 
 _INPUT_MODES, _LOCAL_MODES = 0, 3  # indices into the result of tcgetattr()
 
@@ -76,3 +74,66 @@ def keyboard(stdin: TextIO, *, echoes: bool) -> Iterator[None]:
             yield
     finally:
         restore_terminal_mode(stdin, mode)
+
+
+class Suspendable:
+    """A display that a stopped process must not leave on the terminal. Use it in a `with`; they can be nested.
+
+    Args:
+        pause: erases the display, and resets terminal modes.
+        resume: sets the modes again, also after a stop without notice (SIGSTOP); may be called twice.
+    """
+
+    def __init__(self, pause: Callable[[], None], resume: Callable[[], None] = lambda: None) -> None:
+        self._pause, self._resume = pause, resume
+        self._before: dict[int, Any] = {}
+        self._is_writing = self._must_stop = False
+
+    def __enter__(self) -> Suspendable:
+        is_main = threading.current_thread() is threading.main_thread()
+        if sys.platform != "win32" and is_main and signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+            self._before = {signal.SIGTSTP: signal.signal(signal.SIGTSTP, self._on_stop)}
+            self._before[signal.SIGCONT] = signal.signal(signal.SIGCONT, self._on_continue)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Delay a stop until the end of the block, in which the terminal is between two states."""
+        self._is_writing = True
+        try:
+            yield
+        finally:
+            self._is_writing = False
+            if sys.platform != "win32" and self._must_stop:
+                self._must_stop = False
+                self._on_stop(signal.SIGTSTP, None)
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self._is_writing:
+            self._must_stop = True
+            return
+        self._pause()
+        before = self._before.get(number)
+        if callable(before):  # what is around this one
+            before(number, frame)
+        else:
+            _stop()
+        self._resume()
+
+    def _on_continue(self, number: int, frame: FrameType | None) -> None:
+        if callable(before := self._before.get(number)):
+            before(number, frame)
+        self._resume()
+
+
+def _stop() -> None:
+    """Stop this process until it is continued. Without a shell that could continue it, the system stops nothing."""
+    if sys.platform != "win32":
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)

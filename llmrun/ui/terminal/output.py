@@ -1,7 +1,6 @@
 """The process's streams: results on stdout, everything else on stderr, colour only where it is wanted.
 
-Owns the streams and their abilities; must not know commands or the engine. Rich is imported only for a table or a
-progress bar, and so is everything that a page of help does not need.
+Rich is imported only for a table or a progress bar, and so is everything that a page of help does not need.
 """
 
 from __future__ import annotations

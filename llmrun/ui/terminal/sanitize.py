@@ -1,7 +1,7 @@
 """Removal of everything that could control a terminal from untrusted text: escapes, controls, invisible characters.
 
-Owns the set of characters that may reach a terminal; must not know the text's origin. Text of the model, its metadata,
-file names and answers of the hub are all untrusted. The sequences are ECMA-48's and xterm's.
+Text of the model, its metadata, file names and answers of the hub are all untrusted. The sequences are ECMA-48's and
+xterm's.
 """
 
 from __future__ import annotations

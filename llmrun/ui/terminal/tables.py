@@ -1,6 +1,6 @@
 """Tables and lists of facts: aligned text that fits the terminal.
 
-Owns columns and their order; must not know the origin of the rows. Every cell is untrusted text: it is sanitized.
+Every cell is untrusted text: it is sanitized.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
         for row in rows
     ]
     shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
-    show_table(output, columns[:shown], [each[:shown] for each in cells])
+    show_table(output, columns[:shown], [line[:shown] for line in cells])
 
 
 AT_LEAST = "≥: at least; other programs slowed this machine down when its speed was measured"

@@ -1,7 +1,4 @@
-"""The output of `llmrun batch`: the plan, progress, and a summary.
-
-Owns the words; must not know how rows are answered.
-"""
+"""The output of `llmrun batch`: the plan, progress, and a summary."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ from llmrun.batch.plan import BatchPlan
 from llmrun.batch.results import OutputFiles
 from llmrun.batch.run import BatchProgress
 from llmrun.protocol.codec import as_dict
-from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.activity import Activity, time_left
 from llmrun.ui.terminal.format import counted, rate, seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import time_left
 
 _DRAW_SECONDS = 0.1
 

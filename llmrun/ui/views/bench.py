@@ -1,26 +1,32 @@
-"""The output of `llmrun bench`: each row once it is measured, a live progress line, details at the end.
+"""The views of `llmrun bench`: rows as they are measured, results of the history and comparisons, and a page.
 
-Owns columns, words and the live line; must not know how anything is measured. Names in rows are untrusted text.
+Names of models and machines are untrusted text: a result may come from another machine.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.bench.cases import Case
-from llmrun.bench.results import BenchRow, Limit, Result, setting_text
+from llmrun.bench.compare import Comparison, Pair
+from llmrun.bench.external import ExternalComparison
+from llmrun.bench.history import HistoryEntry
+from llmrun.bench.results import BenchRow, Limit, Machine, Result, setting_text
+from llmrun.bench.significance import Verdict, interval
 from llmrun.protocol.settings import SETTINGS, shown
 from llmrun.protocol.sizes import readable_size
+from llmrun.ui.html.render import Bar, drawable_bars, render
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut, width
-from llmrun.ui.terminal.format import counted, milliseconds, rate_of_bytes, seconds
+from llmrun.ui.terminal.format import counted, milliseconds, rate, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, show_record
-from llmrun.ui.views.bench_labels import labels
+from llmrun.ui.terminal.tables import Column, ago, right, show_record, show_table
 
 if TYPE_CHECKING:
     from llmrun.bench.run import Progress
@@ -140,8 +146,6 @@ def _set(text: str, column: _Column) -> str:
 
 def _interval(row: BenchRow) -> str:
     """Return the half width of the mean's 95 % confidence interval."""
-    from llmrun.bench.significance import interval
-
     found = interval(row.samples_ts)
     if found is None:
         return ""
@@ -167,7 +171,7 @@ def details(result: Result) -> list[str]:
     """Return lines with answers' latencies, models and limits, for which the table has no room."""
     lines = [""] if result.rows else []
     for row in result.rows:
-        lines += _chat(row, several=len({each.model for each in result.rows}) > 1)
+        lines += _chat(row, several=len({row.model for row in result.rows}) > 1)
     names = list(dict.fromkeys(row.model for row in result.rows))
     for name in names:
         facts = _model([row for row in result.rows if row.model == name])
@@ -195,10 +199,10 @@ def _model(rows: Sequence[BenchRow]) -> str:
     """Return a model's type and size, load time and peak memory."""
     row = rows[0]
     parts = [f"{row.kind}, {readable_size(row.size)}, {row.backends}"]
-    loads = [each.load_ns for each in rows if each.load_ns]
+    loads = [row.load_ns for row in rows if row.load_ns]
     if loads:
         parts.append(f"loaded in {seconds(min(loads) / 1e9)}")
-    peaks = [each.peak_bytes for each in rows if each.peak_bytes]
+    peaks = [row.peak_bytes for row in rows if row.peak_bytes]
     if peaks:
         parts.append(f"peak memory {readable_size(max(peaks))}")
     return "; ".join(parts)
@@ -223,3 +227,235 @@ def disturbances(result: Result) -> list[str]:
         complete = sum(not row.is_partial for row in result.rows)
         lines.append(f"stopped before the end: {counted(complete, 'row')} complete")
     return lines
+
+
+_FLASH = {-1: "flash attention auto", 0: "no flash attention", 1: "flash attention"}
+
+
+def labels(rows: Sequence[BenchRow]) -> list[str]:
+    """Return each row's model and settings, without settings that are equal in all rows."""
+    models = _distinct([model_name(row) for row in rows])
+    settings = [_settings(row) | {"model": model} for row, model in zip(rows, models, strict=True)]
+    varying = [name for name in (settings[0] if settings else {}) if len({s[name] for s in settings}) > 1]
+    return [", ".join(filter(None, (setting[name] for name in varying))) for setting in settings]
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return names without the words that all of them begin with."""
+    first, last = min(names, default=""), max(names, default="")
+    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    cut = 0 if first == last else max(first[:same].rfind(mark) for mark in " -_./:") + 1
+    return [name[cut:] or name for name in names]
+
+
+def _settings(row: BenchRow) -> dict[str, str]:
+    return {
+        "program": row.program,
+        "model": model_name(row),
+        "threads": counted(row.n_threads, "thread"),
+        "threads_batch": f"{row.n_threads_batch} for prompts" if row.n_threads_batch else "",
+        "batch": f"batch {row.n_batch}",
+        "ubatch": f"ubatch {row.n_ubatch}",
+        "keys": f"keys {row.type_k}",
+        "values": f"values {row.type_v}",
+        "flash": _FLASH.get(row.flash_attn, ""),
+        "repack": "repacked" if row.repack else "not repacked",
+        "load": "read" if row.load_mode == "none" else "mapped",
+        "gpu": f"{row.n_gpu_layers} layers on the GPU" if row.n_gpu_layers >= 0 else "all layers on the GPU",
+        "environment": " ".join(f"{name}={value}" for name, value in sorted(row.environment.items())),
+    }
+
+
+def model_name(row: BenchRow) -> str:
+    """Return the model's name, or the best substitute that a result has."""
+    return row.model or PurePath(row.model_filename).name or row.model_type or "a model"
+
+
+def machine_facts(machine: Machine) -> list[tuple[str, str]]:
+    """Return (name, value) of all known facts. Results can be from other machines, so the texts are untrusted."""
+    facts = [
+        ("Machine", machine.name),
+        ("Processor", machine.cpu),
+        ("Kernels for", ", ".join(machine.cpu_flags)),
+        ("Cores", f"{machine.cores}, and {machine.threads} threads can compute at a time" if machine.cores else ""),
+        ("Limit of the container", f"{machine.cpu_quota:g} cores" if machine.cpu_quota else ""),
+        ("Memory", readable_size(machine.memory_total) if machine.memory_total else ""),
+        ("Memory speed", machine.memory_speed),
+        ("GPUs", ", ".join(machine.gpus)),
+        ("System", ", ".join(filter(None, (machine.os, machine.kernel)))),
+        ("Frequency governor", machine.governor),
+        ("llmrun", machine.llmrun),
+        ("llama-cpp-python", machine.llama),
+        ("ggml", machine.build_commit),
+        ("Python", machine.python),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
+    """Print the history on stdout, the newest result first."""
+    columns = (
+        Column("NUMBER", right=True, style="bold"),
+        Column("WHEN"),
+        Column("MODELS"),
+        Column("TESTS"),
+        Column("MACHINE", style="dim"),
+        Column("FROM", style="dim"),
+    )
+    now = time.time()
+    rows = [
+        (str(entry.number), ago(now - entry.time), ", ".join(entry.models), entry.tests, entry.machine, entry.origin)
+        for entry in entries
+    ]
+    show_table(output, columns, rows)
+
+
+def show_result(output: Output, result: Result) -> None:
+    """Print one result; settings that vary are part of a row's name."""
+    columns = (Column("TEST"), *right("TOKENS/S", "±"), Column("OF LIMIT"))
+    rows = [
+        (f"{label} {row.test}".strip(), f"{row.avg_ts:,.2f}", f"{row.stddev_ts:,.2f}", limit_text(row))
+        for row, label in zip(result.rows, labels(result.rows), strict=True)
+    ]
+    show_table(output, columns, rows)
+    for line in [
+        *details(result),
+        f"measured on {result.machine.name or result.machine.cpu}, {result.rows[0].test_time}",
+    ]:
+        output.sentence(line)
+    for line in disturbances(result):
+        output.note(line)
+
+
+def show_comparison(output: Output, comparison: Comparison) -> None:
+    """Print ratios with intervals and verdicts on stdout, other differences below."""
+    columns = (Column("TEST"), *right("A", "B", "B / A"), Column("95 %", style="dim"), Column("VERDICT", style="bold"))
+    show_table(output, columns, [_cells(pair) for pair in comparison.pairs])
+    output.text("")
+    output.sentence(f"A is {comparison.a}, B is {comparison.b}: {comparison.summary}")
+    for difference in comparison.machines:
+        output.sentence(f"  {difference}")
+    for side, rows in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if rows:
+            output.sentence(f"only in {side}: " + ", ".join(dict.fromkeys(row.test for row in rows)))
+    for pair in comparison.pairs:
+        for note in [*map(str, pair.differences), *pair.notes]:
+            output.note(f"{pair.a.test}: {note}")
+
+
+def show_versus(output: Output, found: Sequence[ExternalComparison], rival: str) -> None:
+    """Print both sides of each test and their ratio on stdout, differences of the setup on stderr."""
+    columns = (
+        Column("TEST"),
+        *right("LLMRUN", rival.upper(), "RATIO"),
+        Column("95 %", style="dim"),
+        Column("LLMRUN IS", style="bold"),
+    )
+    ours = [each.ours for each in found]
+    rows = []
+    for label, each in zip(labels(ours), found, strict=True):
+        name = f"{label} {each.ours.test}".strip()
+        rows.append((name, f"{each.ours.avg_ts:,.2f}", f"{each.theirs.avg_ts:,.2f}", *_verdict(each.verdict)))
+    show_table(output, columns, rows)
+    for label, each in zip(labels(ours), found, strict=True):
+        for note in each.notes:
+            output.note(f"{label} {each.ours.test}".strip() + f": {note}")
+
+
+def _verdict(verdict: Verdict) -> tuple[str, str, str]:
+    between = f"{verdict.low:.3f} - {verdict.high:.3f}" if verdict.low > 0 and verdict.high < float("inf") else ""
+    return f"{verdict.ratio:.3f}", between, verdict.words
+
+
+def _cells(pair: Pair) -> tuple[str, ...]:
+    name = f"{pair.a.model} {pair.a.test}" if pair.a.model == pair.b.model else pair.a.test
+    return (name, f"{pair.a.avg_ts:,.2f}", f"{pair.b.avg_ts:,.2f}", *_verdict(pair.verdict))
+
+
+_MAX_BARS = 24
+_MAX_MODELS = 4
+
+
+class _LabelledRow(NamedTuple):
+    """A row; share is its speed's share of the fastest row of its kind."""
+
+    row: BenchRow
+    label: str
+    share: float | None
+    half_width: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, {self.row.test}" if self.label else self.row.test
+
+
+def bench_page(result: Result) -> str:
+    """Return the page of a result. All texts of a result are untrusted: it may come from another machine."""
+    rows = _labelled(result.rows)
+    models = list(dict.fromkeys(map(model_name, result.rows)))
+    place = result.machine.cpu or result.machine.name
+    names = ", ".join(models[:_MAX_MODELS]) + (", ..." if len(models) > _MAX_MODELS else "")
+    prefill = [labelled for labelled in rows if labelled.row.n_gen == 0]
+    decode = [labelled for labelled in rows if labelled.row.n_prompt == 0 and labelled.row.n_gen]
+    both = [labelled for labelled in rows if labelled.row.n_prompt and labelled.row.n_gen]
+    # Three charts, because the kinds' speeds are too different for one scale.
+    charts = [
+        (title, bars)
+        for title, kind in (
+            ("Prefill: reading a prompt", prefill),
+            ("Decode: writing an answer", decode),
+            ("Prompt and answer together", both),
+        )
+        if (bars := drawable_bars(map(_bar, kind[:_MAX_BARS])))
+    ]
+    return render(
+        "bench",
+        title=f"Bench of {models[0]}" if len(models) == 1 else f"Bench of {len(models)} models",
+        lead=f"{names}{f' on {place}' if place else ''}.",
+        rows=rows,
+        best=_best(prefill, decode, result.rows),
+        charts=charts,
+        is_partial=result.is_partial,
+        machine=_machine(result.machine, result.rows),
+    )
+
+
+def _labelled(rows: Sequence[BenchRow]) -> list[_LabelledRow]:
+    fastest: dict[bool, float] = {}
+    for row in rows:
+        fastest[row.n_gen == 0] = max(fastest.get(row.n_gen == 0, 0.0), row.avg_ts)
+    result = []
+    for row, label in zip(rows, labels(rows), strict=True):
+        found, best = interval(row.samples_ts), fastest[row.n_gen == 0]
+        half_width = f" ± {found.mean * found.half_width:,.1f}" if found else ""
+        result.append(_LabelledRow(row, label, row.avg_ts / best if best else None, half_width))
+    return result
+
+
+def _best(
+    prefill: Sequence[_LabelledRow], decode: Sequence[_LabelledRow], rows: Sequence[BenchRow]
+) -> list[tuple[str, str]]:
+    tiles = []
+    for phase, kind in (("prefill", prefill), ("decode", decode)):
+        best = max(kind, key=lambda each: each.row.avg_ts, default=None)
+        if best is not None:
+            share = best.row.share_of_limit
+            limit = f"; {share:.0%} of the limit" if share is not None else ""
+            tiles.append((rate(best.row.avg_ts, whole=True), f"{phase}: {best.name}{limit}"))
+    peak = max((row.peak_bytes or 0 for row in rows), default=0)
+    return tiles + ([(readable_size(peak), "peak memory")] if peak else [])
+
+
+def _bar(each: _LabelledRow) -> Bar:
+    row, found = each.row, interval(each.row.samples_ts)
+    low, high = (found.low, found.high) if found else (None, None)
+    limit = row.limit.tokens_per_second if row.limit else None
+    return Bar(each.name, row.avg_ts, low, high, row.samples_ts, limit, note=row.warning_text)
+
+
+def _machine(machine: Machine, rows: Sequence[BenchRow]) -> list[tuple[str, str]]:
+    times = sorted(row.test_time for row in rows if row.test_time)
+    files = dict.fromkeys(PurePath(row.model_filename).name for row in rows if row.model_filename)
+    measured = " to ".join(dict.fromkeys((times[0], times[-1]))) if times else ""
+    facts = [*machine_facts(machine), ("Measured", measured), ("Files", ", ".join(files))]
+    return [(name, value) for name, value in facts if value]

@@ -1,19 +1,24 @@
-"""The output of `llmrun bench --clients`: a table and a small chart, or JSON.
-
-Owns columns and words; must not know how anything is measured.
-"""
+"""The views of `llmrun bench --clients` and `--speculate`: a table and a small chart, JSON, or a page."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import llmrun
 from llmrun.bench.load import LEAST_FOR_A_KNEE, PROMPT_TOKENS, LoadCase, LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.machine import describe, sample_warnings
+from llmrun.bench.results import Machine
+from llmrun.bench.speculation import SpeculationOutcome, SpeculationRow
 from llmrun.protocol.codec import as_dict
-from llmrun.ui.terminal.format import bar, counted
+from llmrun.protocol.loading import Load
+from llmrun.ui.html.render import Bar, Dot, drawable_bars, render, scatter
+from llmrun.ui.terminal.format import bar, counted, rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, right, show_table
+from llmrun.ui.views.bench import machine_facts
+from llmrun.ui.views.tune import step_words, times
 
 _BAR_CELLS = 24
 _COLUMNS = (
@@ -156,3 +161,134 @@ def _cells(row: LoadRow, with_cached: bool) -> tuple[str, ...]:
 def _short(value: float, decimals: int) -> str:
     """Return a number with about three digits, so that several fit into a cell."""
     return f"{value:.{decimals if value < 10 else 1 if value < 100 else 0}f}"
+
+
+def load_page(request: LoadRequest, outcome: LoadOutcome, machine: Machine) -> str:
+    """Return the page of an outcome with at least one row."""
+    best = max(outcome.rows, key=lambda row: row.avg_ts)
+    return render(
+        "bench_load",
+        title=f"{request.model} with several clients",
+        lead=f"{prompts(outcome).capitalize()}, answers of {request.tokens:,}.",
+        rows=outcome.rows,
+        best=(rate(best.avg_ts, whole=True), f"all together: {_name(best)}"),
+        fastest=best.avg_ts,
+        has_cached=knows_cached(request, outcome),
+        is_partial=outcome.error is not None,
+        warnings=_warnings(request, outcome),
+        charts=_page_charts(outcome.rows),
+        plots=_plots(outcome),
+        place=_place_facts(request, machine),
+    )
+
+
+def _name(row: LoadRow) -> str:
+    return LoadCase(row.clients, row.shares_prompt).name
+
+
+def _warnings(request: LoadRequest, outcome: LoadOutcome) -> list[str]:
+    texts = [f"{_name(row)}: {each.text}" for row in outcome.rows for each in sample_warnings(row.samples_ts)]
+    return [
+        *texts,
+        *(f"meanwhile {warning.text}" for warning in outcome.warnings),
+        *filter(None, [early(request, outcome)]),
+    ]
+
+
+def _page_charts(rows: Sequence[LoadRow]) -> list[tuple[str, str, list[Bar]]]:
+    speeds = [Bar(_name(row), row.avg_ts, samples=row.samples_ts, dull=row.shares_prompt) for row in rows]
+    first = [Bar(_name(row), row.ttft_p50_ns / 1e6, dull=row.shares_prompt) for row in rows]
+    gaps = [Bar(_name(row), row.token_p95_ns / 1e6, dull=row.shares_prompt) for row in rows]
+    return [
+        ("Tokens/s of all clients", "tokens/s", drawable_bars(speeds)),
+        ("Time to first token, median", "ms", drawable_bars(first)),
+        ("Inter-token latency, 95th percentile", "ms", drawable_bars(gaps)),
+    ]
+
+
+def _plots(outcome: LoadOutcome) -> list[dict[str, Any]]:
+    """Return tokens/s against the time of an answer, for each kind of prompts with enough rows for a knee."""
+    plots = []
+    for kind, knee in knees(outcome):
+        rows = [row for row in outcome.rows if row.shares_prompt == (kind == "shared")]
+        dots = [_dot(row, is_knee=row is knee) for row in rows]
+        if len(rows) >= LEAST_FOR_A_KNEE:
+            axes = ("time of an answer, median", "s"), ("tokens/s of all clients", "tokens/s")
+            plots.append(scatter(f"Throughput against latency, {kind} prompts", dots, *axes))
+    return plots
+
+
+def _dot(row: LoadRow, *, is_knee: bool) -> Dot:
+    caption, kind = ("knee", "front") if is_knee else ("", "beaten")
+    name = counted(row.clients, "client")
+    return Dot(name, row.answer_p50_ns / 1e9, row.avg_ts, caption, row.clients, kind, joined=True)
+
+
+def _place_facts(request: LoadRequest, machine: Machine) -> list[tuple[str, str]]:
+    if request.load is None:
+        return [("Server", request.server), ("Model", request.model)]
+    loaded = [("Threads", str(request.load.threads)), ("Context", f"{request.load.n_ctx:,} tokens for each client")]
+    return [*machine_facts(machine), *loaded]
+
+
+_GAIN_COLUMNS = (Column("KIND"), *right("OFF", "ON"), Column("GAIN"), *right("EXPECTED", "ACCEPTED", "A STEP"))
+
+
+def show_gains(output: Output, name: str, load: Load, outcome: SpeculationOutcome, machine: str) -> None:
+    """Print the rows on stdout, and warnings on stderr.
+
+    Args:
+        name: of the model.
+        machine: the user's name for this machine; "" for its own name.
+    """
+    if output.json:
+        output.result_json(gains_as_json(name, load, outcome, machine))
+    else:
+        show_table(output, _GAIN_COLUMNS, list(map(_gain_cells, outcome.rows)))
+        output.sentence(_gain_summary(outcome))
+    for row in outcome.rows:
+        if row.verdict.kind == "noisy":
+            output.note(f"{row.kind}: {row.verdict.words}, {row.verdict.why}")
+        if not row.is_same and row.acceptance is not None:
+            output.note(f"{row.kind}: the answers differ, because decode steps of other widths round differently")
+    for warning in outcome.warnings:
+        output.note(f"meanwhile {warning.text}")
+    if outcome.error is not None:
+        output.note("stopped before the end")
+
+
+def gains_as_json(name: str, load: Load, outcome: SpeculationOutcome, machine: str) -> dict[str, Any]:
+    """Return the whole outcome as JSON data."""
+    return {
+        "model": name,
+        "version": llmrun.__version__,
+        "threads": load.threads,
+        "n_ctx": load.n_ctx,
+        "is_partial": outcome.error is not None,
+        "step_times": [step._asdict() for step in outcome.times],
+        "mean_gain": outcome.mean_gain,
+        "rows": [as_dict(row) for row in outcome.rows],
+        "warnings": [warning._asdict() for warning in outcome.warnings],
+        "machine": as_dict(describe(name=machine)),
+    }
+
+
+def _gain_summary(outcome: SpeculationOutcome) -> str:
+    parts = ["decode tokens/s without drafts and with, A STEP: tokens"]
+    parts += [f"all but free text: ×{outcome.mean_gain:.2f}, the geometric mean"] if outcome.mean_gain else []
+    parts += (
+        [step_words(outcome.times)] if outcome.times else ["no step times could be measured, so nothing is drafted"]
+    )
+    return "; ".join(parts)
+
+
+def _gain_cells(row: SpeculationRow) -> tuple[str, ...]:
+    return (
+        row.kind,
+        f"{fmean(row.plain_ts):,.1f}",
+        f"{fmean(row.drafted_ts):,.1f}",
+        times(row.verdict),
+        "-" if row.expected is None else f"×{row.expected:.2f}",
+        "-" if row.acceptance is None else f"{row.acceptance:.0%}",
+        f"{row.tokens_a_step:.1f}",
+    )

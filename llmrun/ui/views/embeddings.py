@@ -1,7 +1,4 @@
-"""The similarities of a few texts on a terminal, and documents ranked for a query.
-
-Owns the drawing; must not know how vectors are computed.
-"""
+"""The similarities of a few texts on a terminal, and documents ranked for a query."""
 
 from __future__ import annotations
 

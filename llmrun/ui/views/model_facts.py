@@ -1,7 +1,6 @@
 """The facts about a model as text: `llmrun show` without --json.
 
-Owns the words and their order; must not know the source of the facts. Any fact may be missing: a model that is neither
-on this disk nor reachable has only its entry in the catalogue.
+Any fact may be missing: a model that is neither on this disk nor reachable has only its entry in the catalogue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of `llmrun plan`. Owns columns and words; must not know the source of the figures."""
+"""The table of `llmrun plan`."""
 
 from __future__ import annotations
 

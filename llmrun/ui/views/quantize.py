@@ -1,7 +1,4 @@
-"""The progress and the result of a quantization, on stderr or as JSON on stdout.
-
-Owns the words and the drawing; must not know how files are written.
-"""
+"""The progress and the result of a quantization, on stderr or as JSON on stdout."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.activity import Activity, Pace, time_left
 from llmrun.ui.terminal.format import seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import Pace, time_left
 
 if TYPE_CHECKING:
     from llmrun.quantize.job import Preview, QuantizedFile

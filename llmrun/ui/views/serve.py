@@ -1,7 +1,4 @@
-"""The output of `llmrun serve` and `ps`: a start page, one live line on a terminal, a log anywhere else.
-
-Owns the words; must not know how the server works.
-"""
+"""The output of `llmrun serve` and `ps`: a start page, one live line on a terminal, a log anywhere else."""
 
 from __future__ import annotations
 
@@ -244,13 +241,13 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
     ]
     rows = [
         (
-            each.address,
-            str(each.pid),
-            seconds(now - each.since, brief=True),
-            ", ".join(each.models) or "-",
-            readable_size(each.checkpoint_bytes) if each.checkpoint_bytes else "-",
+            server.address,
+            str(server.pid),
+            seconds(now - server.since, brief=True),
+            ", ".join(server.models) or "-",
+            readable_size(server.checkpoint_bytes) if server.checkpoint_bytes else "-",
         )
-        for each in servers
+        for server in servers
     ]
     show_table(output, columns, rows)
 

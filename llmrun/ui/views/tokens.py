@@ -1,7 +1,4 @@
-"""A text's tokens on a terminal: coloured pieces, ids and bytes, merge trees, and counts by script.
-
-Owns the drawing; must not know the source of the tokens.
-"""
+"""A text's tokens on a terminal: coloured pieces, ids and bytes, merge trees, and counts by script."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The output of `llmrun tune`: a line for each trial, and a table at the end.
-
-Owns the words; must not know how anything is measured.
-"""
+"""The output of `llmrun tune`: a line for each trial, and a table at the end."""
 
 from __future__ import annotations
 
@@ -119,7 +116,7 @@ def _show_gain(output: Output, name: str, found: SearchResult) -> None:
         return
     output.sentence(f"{name}: prefill ×{tuned.prefill_gain:.2f}, decode ×{tuned.decode_gain:.2f} of the defaults")
     profiles = [profile.settings.changes(tuned.default.settings, in_answers=True) for profile in tuned.others]
-    changes = sorted({change for each in profiles for change in each})
+    changes = sorted({change for profile in profiles for change in profile})
     if changes:
         output.note(f"other kernels round differently: a --temp 0 answer can change ({', '.join(changes)})")
     if len(tuned.others) > 1 or any("slower" in (each.prefill.kind, each.decode.kind) for each in found.compared):
@@ -153,8 +150,8 @@ def _cells(compared: Improvement, default: Profile) -> list[str]:
 
 def step_words(times: Sequence[StepTime]) -> str:
     """Return the cost of wide decode steps, e.g. "steps of 4, 8 rows take 1.9, 2.9 times as long as one of 1"."""
-    shallow = min(each.depth for each in times)
-    seconds_of = {each.width: each.seconds for each in times if each.depth == shallow}
+    shallow = min(step.depth for step in times)
+    seconds_of = {step.width: step.seconds for step in times if step.depth == shallow}
     wide = {width: long / seconds_of[1] for width, long in sorted(seconds_of.items()) if width > 1}
     rows, ratios = ", ".join(map(str, wide)), ", ".join(f"{ratio:.1f}" for ratio in wide.values())
     return f"steps of {rows} rows take {ratios} times as long as one of 1"
@@ -188,6 +185,6 @@ def as_json(
         "unsure": [each.to_json() for each in found.unsure],
         "tried": [as_dict(each) for each in found.tried],
         "fast_copy": copy._asdict() if copy is not None else None,
-        "step_times": [each._asdict() for each in steps],
-        "warnings": [as_dict(each) for each in found.warnings],
+        "step_times": [step._asdict() for step in steps],
+        "warnings": [as_dict(warning) for warning in found.warnings],
     }

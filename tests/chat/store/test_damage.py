@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.damaged_chats import DEEP, HURT, NAMES, ROWS, flip, hurt, make_chats, rows_by_chat
 
-from llmrun.chat.store.reading import examine
-from llmrun.chat.store.schema import FILE, MIGRATIONS
+from llmrun.chat.store.rows import FILE, MIGRATIONS, examine
 from llmrun.chat.store.store import Sessions
 from llmrun.errors import LlmrunError, ResourceError
 

@@ -48,8 +48,7 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.quantize.job import QuantizeRequest, quantize
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.explain import show_explained
-from llmrun.ui.views.explain_html import explain_page
+from llmrun.ui.views.explain import explain_page, show_explained
 
 PROMPT, ANSWER = [5, 260, 17, 99, 42, 7, 130], 3
 SETTINGS: dict[str, Any] = config("LlamaForCausalLM", N_BYTE_LEVEL, head_dim=HEAD, tie_word_embeddings=False)

@@ -12,7 +12,7 @@ from support.screens import ReflowingScreen, Terminal
 from llmrun.protocol.messages import Finished, Started, TextDelta
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import AnswerView
-from llmrun.ui.terminal.ansi import bare
+from llmrun.ui.terminal.cells import bare
 
 STORY = (
     "Once upon a time there was a tale that spans many rows of the terminal, about bread serving those who survive in "

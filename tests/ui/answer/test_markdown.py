@@ -16,12 +16,11 @@ from support.effort import loops
 from support.screens import Terminal, rows_of
 
 from llmrun.protocol.messages import Started, TextDelta
-from llmrun.ui.answer.formula import readable
-from llmrun.ui.answer.highlight import MAX_LINE, Highlighter
-from llmrun.ui.answer.markdown import MAX_TABLE_ROWS, Markdown
+from llmrun.ui.answer.inline import readable
+from llmrun.ui.answer.markdown import MAX_LINE, MAX_TABLE_ROWS, Highlighter, Markdown
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import AnswerView
-from llmrun.ui.terminal.ansi import bare
+from llmrun.ui.terminal.cells import bare
 from llmrun.ui.terminal.sanitize import clean
 
 ANSWER = """\

@@ -11,13 +11,11 @@ from support.clock import Clock
 from support.screens import Terminal
 
 from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
-from llmrun.ui.answer.columns import CellRows, ColumnsView, SeedIndex, fit_beside
+from llmrun.ui.answer.columns import CellRows, ColumnsView, SeedIndex, SequentialView, fit_beside, n_answers_view
 from llmrun.ui.answer.meter import summary_of_all
-from llmrun.ui.answer.n_answers import SequentialView, n_answers_view
 from llmrun.ui.answer.page import Page
 from llmrun.ui.answer.view import PlainView
-from llmrun.ui.terminal.ansi import bare, paint
-from llmrun.ui.terminal.cells import width
+from llmrun.ui.terminal.cells import bare, paint, width
 from llmrun.ui.terminal.output import Output
 
 

@@ -17,8 +17,7 @@ from xml.etree import ElementTree
 import pytest
 
 import llmrun.ui.html.render
-from llmrun.ui.html.charts import Bar, Box, Dot, drawable_bars, place_labels, scatter
-from llmrun.ui.html.render import digits, is_drawable, render
+from llmrun.ui.html.render import Bar, Box, Dot, digits, drawable_bars, is_drawable, place_labels, render, scatter
 
 HOSTILE = '</text><script>alert("1")</script>&\x1b[31m\x00\u202e\ud800\'"`'
 ODD = (0.0, -1.0, 1.0, math.nan, math.inf, -math.inf, 1e308, 5e-324, 1e-9, 123456789.0)

@@ -15,7 +15,7 @@ from support.sampler_cases import OFF, native_sampler
 from llmrun.protocol.jobs.explain import HeadAttention, RunCollected
 from llmrun.protocol.params import SamplingParams
 from llmrun.server.page.files import FOLDER
-from llmrun.ui.views.explain_html import explain_page
+from llmrun.ui.views.explain import explain_page
 
 ORDER = ["top_k", "top_p", "min_p", "temperature"]
 

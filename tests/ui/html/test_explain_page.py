@@ -12,7 +12,7 @@ from support.explained import FOUND, LAYER, RUN, column
 
 from llmrun.insight.merges import BytePairs
 from llmrun.protocol.params import SamplingParams
-from llmrun.ui.views.explain_html import explain_page
+from llmrun.ui.views.explain import explain_page
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium")
 

@@ -12,7 +12,7 @@ from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 
-from llmrun.ui.prompt.keyboard import PasteMarker, open_keyboard
+from llmrun.ui.prompt.prompt import PasteMarker, open_keyboard
 
 LONG = "a long text, typed by nobody, with ünïcödé and a few more words in it"
 BEGIN, END = "\x1b[200~", "\x1b[201~"

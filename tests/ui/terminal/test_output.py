@@ -230,12 +230,13 @@ import sys
 from llmrun.protocol.messages import Finished, Stats, TextDelta
 from llmrun.ui.answer import view as answer
 from llmrun.ui.prompt import input as chat
-from llmrun.ui.terminal import output, progress, tables
+from llmrun.ui.terminal.activity import download_progress
+from llmrun.ui.terminal import output, tables
 o = output.Output()
 with answer.answer_view(o) as view:
     view.show(TextDelta(1, "é", 1)); view.show(Finished(1, "stop", Stats()))
 tables.show_table(o, [tables.Column("A")], [["é"]])
-with progress.download_progress(o, "x") as on_progress:
+with download_progress(o, "x") as on_progress:
     on_progress(1, 2)
 chat.ChatInput(o).read()
 print([name for name in ("rich", "prompt_toolkit", "wcwidth") if name in sys.modules])

@@ -10,9 +10,8 @@ import pytest
 from support.clock import Clock
 from support.streams import Terminal
 
-from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.activity import Activity, Pace, download_progress, rounded_seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.progress import Pace, download_progress, rounded_seconds
 
 
 def make(stream: io.StringIO, **environment: str) -> tuple[Output, io.StringIO]:

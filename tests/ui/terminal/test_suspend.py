@@ -24,7 +24,7 @@ ANSWER = """
 import signal, sys, time
 from pathlib import Path
 from llmrun.protocol.messages import Finished, Rendering, Started, Stats, TextDelta
-from llmrun.ui.answer.n_answers import n_answers_view
+from llmrun.ui.answer.columns import n_answers_view
 from llmrun.ui.answer.view import answer_view
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.keyboard import keyboard

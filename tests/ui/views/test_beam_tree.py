@@ -9,8 +9,7 @@ import pytest
 
 from llmrun.protocol.jobs.beams import ROOT, BeamAnswer, BeamSettings, BeamsFound, BeamStep, TreeNode
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.beam_tree import tree_rows
-from llmrun.ui.views.beams import BeamsView, show_cost, show_others
+from llmrun.ui.views.beams import BeamsView, show_cost, show_others, tree_rows
 
 
 def node(parent: int, text: str, total: float = -1.0, *, ended: bool = False) -> TreeNode:

@@ -6,8 +6,7 @@ import re
 from dataclasses import replace
 
 from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machine, Result
-from llmrun.ui.views.bench_html import bench_page
-from llmrun.ui.views.bench_labels import labels
+from llmrun.ui.views.bench import bench_page, labels
 
 LIMIT = Limit(355.0, "memory", 355.0, 4000.0, 30e9, 0.5e12, 84e6, 1000.0, 1.35e8)
 ROW = BenchRow(

@@ -8,7 +8,7 @@ from llmrun.bench.load import LoadOutcome, LoadRequest, LoadRow
 from llmrun.bench.results import BenchWarning, Machine
 from llmrun.errors import CancelledError
 from llmrun.protocol.loading import Load
-from llmrun.ui.views.bench_load_html import load_page
+from llmrun.ui.views.bench_load import load_page
 
 MS = 10**6
 ROW = LoadRow(8, True, 487, (239.0, 240.0, 241.0), 240.0, 1.0, 30.1, 120 * MS, 123 * MS, 9 * MS, 12 * MS, 23 * MS, 0.87)

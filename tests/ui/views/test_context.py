@@ -7,7 +7,7 @@ import io
 from llmrun.protocol.messages import Message, PromptHistory
 from llmrun.protocol.questions import TokenCount
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.context import show_context
+from llmrun.ui.views.chat import show_context
 
 
 def test_every_message_the_template_and_what_is_free() -> None:

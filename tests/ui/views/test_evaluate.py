@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from llmrun.cli.evaluate import evaluate
 from llmrun.errors import CancelledError, UsageError
 from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, EvaluateUpdate, Figure, Needle, PositionRange
-from llmrun.quantize import evaluate as front
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.evaluate import EvaluationSubject, digits, partial_figures, reading, show_evaluated
 
@@ -185,7 +184,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             options["on_update"](EvaluateUpdate(512, 2048, COMPARED))
             return measure() if measure else COMPARED
 
-        monkeypatch.setattr(front, "evaluate", measured)
+        monkeypatch.setattr("llmrun.cli.evaluate.measure", measured)
         done = CliRunner().invoke(app, ["evaluate", str(model), "--text", str(text), *arguments])
         return done, asked
 

@@ -29,7 +29,7 @@ from llmrun.protocol.jobs.text import VocabularyPiece
 from llmrun.protocol.messages import DraftedToken
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import ChainStep, Choice
-from llmrun.ui.views.explain_html import explain_page
+from llmrun.ui.views.explain import explain_page
 
 _ATTACKS = (
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<b onclick=alert(1)>", "<svg/onload=alert(1)>",

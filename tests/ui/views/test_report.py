@@ -17,9 +17,19 @@ from llmrun.quantize.card import Card, CardRow, CardSpeed, Quality
 from llmrun.quantize.report import ReportUpdate
 from llmrun.ui.terminal.cells import width
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.report import checked_target, json_text, markdown, report_progress, show, write
-from llmrun.ui.views.report_html import report_page
-from llmrun.ui.views.report_text import decode_words, notes, wall, with_error
+from llmrun.ui.views.report import (
+    checked_target,
+    decode_words,
+    json_text,
+    markdown,
+    notes,
+    report_page,
+    report_progress,
+    show,
+    wall,
+    with_error,
+    write,
+)
 
 HOSTILE = "evil|<script>alert(1)</script>\x1b[31m*x*`\u202e"
 

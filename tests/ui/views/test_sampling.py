@@ -9,7 +9,7 @@ import pytest
 from llmrun.protocol.messages import DraftedToken
 from llmrun.protocol.questions import ChainStep, Choice
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.sampling import draft_cell, least_certain, show_choice, show_sampling
+from llmrun.ui.views.chat import draft_cell, least_certain, show_choice, show_sampling
 
 CHOICE = Choice(
     " the",

@@ -9,7 +9,7 @@ import pytest
 from llmrun.protocol.jobs.evaluate import Figure, ScoredText, ScoredToken
 from llmrun.ui.answer.surprise import shade
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.score import score_json, show_score
+from llmrun.ui.views.evaluate import score_json, show_score
 
 TOKENS = (
     ScoredToken(7, b"The".hex(), None),

@@ -10,7 +10,7 @@ import pytest
 
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.tools import show_call, show_result, show_tools
+from llmrun.ui.views.chat import show_call, show_result, show_tools
 
 
 def shown(show: Callable[[Output], None]) -> str:

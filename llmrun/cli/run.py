@@ -10,16 +10,32 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show, show_attached
+from llmrun.cli.answering import (
+    DisplayOptions,
+    cancelling,
+    check_logprobs,
+    collecting,
+    show,
+    show_attached,
+    show_logprobs,
+    show_n_answers,
+)
 from llmrun.cli.beams import beam_options, refuse_with_beams, search
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.docs import DocsOptions, documents, open_documents, show_found
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import AnswerOptions, LoadingOptions, PresetOption, StatsOption, loading, wanted, with_options
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
-from llmrun.cli.remote_options import refuse_with_remote
-from llmrun.cli.replacing import check_output_file
+from llmrun.cli.options import (
+    AnswerOptions,
+    LoadingOptions,
+    PresetOption,
+    StatsOption,
+    answer_options,
+    check_output_file,
+    loading,
+    with_options,
+)
+from llmrun.cli.remote import AtOption, KeyFileOption, refuse_with_remote, remote_server
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
@@ -101,7 +117,7 @@ ExplainOption = Annotated[
 ]
 
 
-@with_options(wanted=wanted, docs=documents, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options)
+@with_options(answer=answer_options, docs=documents, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options)
 def run(
     model: ModelOrServedArgument = "",
     prompt: PromptArgument = None,
@@ -117,7 +133,7 @@ def run(
     at: AtOption = None,
     key_file: KeyFileOption = None,
     *,
-    wanted: AnswerOptions,
+    answer: AnswerOptions,
     docs: DocsOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
@@ -129,44 +145,44 @@ def run(
     _check(output, model, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
-    if wanted.attached is not None:
+    if answer.attached is not None:
         refuse_file_names(prompt or [])
     if beams is not None:
-        refuse_with_beams(wanted.asked, loading, flags, others)
-    if wanted.asked.begins and (raw or beams is not None):
+        refuse_with_beams(answer.request, loading, flags, others)
+    if answer.request.begins and (raw or beams is not None):
         other = "--raw" if raw else "--beams"
         raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
     special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
-        _chat(model, stats, wanted, docs, loading, flags)
+        _chat(model, stats, answer, docs, loading, flags)
         return
-    text = _with_files(output, read_prompt(output, prompt or []), wanted, docs, loading)
+    text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
     loading = replace(loading, preferences=replace(loading.preferences, parallel=answers, as_alone=True))
     with open_chat_model(
         output,
         model,
         loading,
-        wanted.asked,
+        answer.request,
         flags,
-        sees=wanted.has_images,
+        sees=answer.has_images,
         keeps_states=prompt_cache,
-        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, wanted.asked.limits.max_tokens or _ANSWER_TOKENS),
+        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS),
     ) as loaded:
         sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
-        asked = replace(
-            asked_for(output, loaded, text, wanted, raw=raw),
+        request = replace(
+            as_request(output, loaded, text, answer, raw=raw),
             sampling=sampling,
             speculation=loaded.speculation(probes=record is None and sampling.seed is None),
             logprobs=logprobs,
         )
-        shown_as = _display(wanted, asked, stats, raw=raw, shades=logprobs is not None)
+        shown_as = _display(answer, request, stats, raw=raw, shades=logprobs is not None)
         if beams is not None:
-            search(output, loaded_locally(loaded, "--beams"), asked, beams, shown_as)
+            search(output, loaded_locally(loaded, "--beams"), request, beams, shown_as)
             return
-        finished = _show(output, loaded, asked, shown_as, answers, record)
+        finished = _show(output, loaded, request, shown_as, answers, record)
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
-    _report_end(output, asked, finished)
+    _report_end(output, request, finished)
 
 
 def _options_of_one_answer(
@@ -183,17 +199,17 @@ def _options_of_one_answer(
 
 
 def _display(
-    wanted: AnswerOptions, asked: AnswerRequest, stats: bool | None, *, raw: bool, shades: bool
+    answer: AnswerOptions, request: AnswerRequest, stats: bool | None, *, raw: bool, shades: bool
 ) -> DisplayOptions:
-    is_plain = wanted.plain or raw or bool(asked.grammar)
-    return DisplayOptions(stats, not is_plain, wanted.thoughts, end_line=not raw, shades=shades)
+    is_plain = answer.plain or raw or bool(request.grammar)
+    return DisplayOptions(stats, not is_plain, answer.thoughts, end_line=not raw, shades=shades)
 
 
-def _report_end(output: Output, asked: AnswerRequest, finished: Finished) -> None:
+def _report_end(output: Output, request: AnswerRequest, finished: Finished) -> None:
     if finished.reason == "cancelled":
         raise CancelledError("stopped by Ctrl-C")
     if finished.reason == "length":
-        _note_limit(output, asked, finished)
+        _note_limit(output, request, finished)
 
 
 def _check(output: Output, model: str, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
@@ -202,8 +218,6 @@ def _check(output: Output, model: str, answers: int, logprobs: int | None, recor
         raise no_model("run")
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
-        from llmrun.cli.logprobs import check_logprobs
-
         check_logprobs(output, logprobs, answers)
     if record is not None and answers > 1:
         why = "a recording is of one answer"
@@ -216,19 +230,19 @@ def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_
     """Return the sampling parameters; print their origins to stderr on request."""
     sampling, origins = model.sampling(flags)
     if is_explained:
-        from llmrun.ui.views.sampling import show_sampling
+        from llmrun.ui.views.chat import show_sampling
 
         show_sampling(output, sampling_rows(sampling, origins))
     return sampling
 
 
-def _with_files(output: Output, text: str, wanted: AnswerOptions, docs: DocsOptions, loading: LoadingOptions) -> str:
+def _with_files(output: Output, text: str, answer: AnswerOptions, docs: DocsOptions, loading: LoadingOptions) -> str:
     """Return the prompt after passages of documents and the attached files."""
     passages = _passages(output, text, docs, loading)
-    if wanted.attached is None:
+    if answer.attached is None:
         return passages + text
-    show_attached(output, replace(wanted.attached, images=()))  # the engine says more of them
-    return passages + wanted.attached.before(text)
+    show_attached(output, replace(answer.attached, images=()))  # the engine says more of them
+    return passages + answer.attached.before(text)
 
 
 def _passages(output: Output, text: str, docs: DocsOptions, loading: LoadingOptions) -> str:
@@ -244,32 +258,33 @@ def _passages(output: Output, text: str, docs: DocsOptions, loading: LoadingOpti
 
 
 def _show(
-    output: Output, model: ChatModel, asked: AnswerRequest, shown_as: DisplayOptions, answers: int, record: Path | None
+    output: Output,
+    model: ChatModel,
+    request: AnswerRequest,
+    shown_as: DisplayOptions,
+    answers: int,
+    record: Path | None,
 ) -> Finished:
     """Show the answer; write the recording and log-probabilities on request."""
     with cancelling(output, model):
         if answers > 1:
-            from llmrun.cli.n_answers import show_n_answers
-
-            return show_n_answers(output, model, asked, answers, shown_as)
+            return show_n_answers(output, model, request, answers, shown_as)
         deltas: list[TextDelta] = []
-        finished = show(output, collecting(model.answer(asked), deltas), model, shown_as)
+        finished = show(output, collecting(model.answer(request), deltas), model, shown_as)
     if record is not None:
         from llmrun.chat.replay import record_of, write
 
         text = "".join(delta.text for delta in deltas)
-        write(record, record_of(loaded_locally(model, "--record"), asked, text, finished))
-    if asked.logprobs is not None and not output.json:
-        from llmrun.cli.logprobs import show_logprobs
-
-        show_logprobs(output, deltas, asked.logprobs)
+        write(record, record_of(loaded_locally(model, "--record"), request, text, finished))
+    if request.logprobs is not None and not output.json:
+        show_logprobs(output, deltas, request.logprobs)
     return finished
 
 
 def _chat(
     model: str,
     stats: bool | None,
-    wanted: AnswerOptions,
+    answer: AnswerOptions,
     docs: DocsOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
@@ -279,10 +294,10 @@ def _chat(
     from llmrun.cli.tools import tooling
 
     saving = SessionOptions(last=False, session=None, private=False, overflow=None, keep=0)
-    talk_with(model, stats, wanted, docs, tooling(), saving, loading, flags)
+    talk_with(model, stats, answer, docs, tooling(), saving, loading, flags)
 
 
-def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> None:
+def _note_limit(output: Output, request: AnswerRequest, finished: Finished) -> None:
     """Print the limit that ended an answer, unless it was requested.
 
     Raises:
@@ -291,7 +306,7 @@ def _note_limit(output: Output, asked: AnswerRequest, finished: Finished) -> Non
     stats = finished.stats
     full = stats.is_full
     why = f"the context window of {stats.n_ctx:,} tokens is full" if full else f"--max-tokens {stats.completion_tokens}"
-    if asked.grammar is not None:
+    if request.grammar is not None:
         hint = "a larger --ctx, or a shorter prompt" if full else "a larger --max-tokens, or none"
         raise CutOffError("the answer is cut off and incomplete", why=why, hint=hint)
     if full and not (output.json or output.stdout_is_terminal):
@@ -324,14 +339,14 @@ def _save_state(output: Output, model: ChatModel) -> None:
         output.note(f"The prompt's KV state was not saved: {error}")
 
 
-def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions, *, raw: bool) -> AnswerRequest:
+def as_request(output: Output, model: ChatModel, text: str, answer: AnswerOptions, *, raw: bool) -> AnswerRequest:
     """Return a text as a conversation, or as a prompt to continue without a chat template."""
-    if raw or not (wanted.asked.template or has_template(output, model)):
-        if wanted.has_images:
+    if raw or not (answer.request.template or has_template(output, model)):
+        if answer.has_images:
             raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
-        prompt = "\n\n".join(filter(None, (wanted.system, text)))
+        prompt = "\n\n".join(filter(None, (answer.system, text)))
         return replace(
-            wanted.asked,
+            answer.request,
             prompt=prompt,
             template=None,
             thinking=None,
@@ -339,10 +354,10 @@ def asked_for(output: Output, model: ChatModel, text: str, wanted: AnswerOptions
             reasoning_effort=None,
             keep_reasoning=None,
         )
-    messages = conversation(wanted.system, text)
-    if wanted.attached is not None:
-        messages[-1] = replace(messages[-1], pictures=wanted.attached.sent)
-    return replace(wanted.asked, messages=tuple(messages))
+    messages = conversation(answer.system, text)
+    if answer.attached is not None:
+        messages[-1] = replace(messages[-1], pictures=answer.attached.sent)
+    return replace(answer.request, messages=tuple(messages))
 
 
 def read_prompt(output: Output, words: list[str], command: str = "run") -> str:

@@ -11,11 +11,14 @@ from typing import Annotated
 
 import typer
 
+from llmrun.cli.background import previous_log
 from llmrun.cli.options import JsonOption
 from llmrun.config import load_settings
 from llmrun.errors import UsageError
 from llmrun.server.registry import RunningServer, running_servers
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import clean
+from llmrun.ui.views.serve import show_drafts, show_requests, show_servers
 
 _BACKGROUND = "llmrun serve MODEL --background"
 _FOLLOW_SECONDS = 0.2
@@ -23,12 +26,11 @@ _FOLLOW_SECONDS = 0.2
 
 def list_servers(json: JsonOption = False) -> None:
     """List running servers and their models."""
-    from llmrun.ui.views.serve import show_drafts, show_requests, show_servers
 
     output = Output(json=json)
     servers = running_servers(load_settings().state_dir)
     if json:
-        drafts = [[each._asdict() for each in server.drafts] for server in servers]
+        drafts = [[draft._asdict() for draft in server.drafts] for server in servers]
         output.result_json([{**server._asdict(), "drafts": own} for server, own in zip(servers, drafts, strict=True)])
     else:
         show_servers(output, servers, time.time())
@@ -47,7 +49,6 @@ def logs(
 
     If none is running, that of the last one.
     """
-    from llmrun.cli.background import previous_log
 
     output, state_dir = Output(), load_settings().state_dir
     path = _log(output, running_servers(state_dir), state_dir, port)
@@ -66,8 +67,6 @@ def logs(
 
 
 def _show_lines(output: Output, lines: Iterable[bytes]) -> None:
-    from llmrun.ui.terminal.sanitize import clean
-
     for line in lines:
         output.text(clean(line.decode("utf-8", "replace").rstrip("\r\n")))
 

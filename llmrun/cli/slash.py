@@ -1,0 +1,632 @@
+"""The table of slash commands: names, help and functions.
+
+The names are Ollama's where it has such a command. Each function gets the chat, and the text after the command's name.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial, reduce
+from typing import TYPE_CHECKING, NamedTuple
+
+from llmrun.chat.attachments import attach, attach_image_files, without
+from llmrun.chat.store.turns import Question
+from llmrun.cli.answering import cancelling, show_attached, stream
+from llmrun.cli.beams import searched, show_rest
+from llmrun.cli.completion import complete_model
+from llmrun.cli.loading import open_chat_model
+from llmrun.cli.options import check_output_file, read_think
+from llmrun.cli.sampling import read_value, sampling_rows, shown_value
+from llmrun.cli.talk import way_back
+from llmrun.errors import UsageError, did_you_mean, require_within
+from llmrun.model.chat_model import loaded_locally
+from llmrun.model.loading import A_CHAT
+from llmrun.model.n_answers import seeds_for
+from llmrun.models.location import require_projector
+from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.protocol.jobs.beams import MOST_BEAMS, BeamSettings, BeamsFound
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Started, Stats, TextDelta
+from llmrun.protocol.params import PARAMETERS, SERVER, Parameter
+from llmrun.storage import write_whole
+from llmrun.system import user_path
+from llmrun.ui.answer.meter import summary
+from llmrun.ui.prompt.completion import Candidate, Completion, file_names
+from llmrun.ui.prompt.drafts import LEAVING_WORDS, unquoted
+from llmrun.ui.prompt.input import KEYS, USUAL_KEYS
+from llmrun.ui.terminal.activity import Activity
+from llmrun.ui.terminal.format import counted, short
+from llmrun.ui.terminal.tables import show_facts
+from llmrun.ui.views.chat import least_certain, show_choice, show_context, show_passages, show_sampling, show_tools
+
+if TYPE_CHECKING:
+    from llmrun.cli.talk import Chat
+    from llmrun.model import Model
+
+_RETRY_BOUNDS = (2, 9)
+DROP = "--drop"
+
+
+def retry(chat: Chat, rest: str) -> None:
+    """Answer the last question again, or several times at once, and keep one of these answers."""
+    if not rest:
+        chat.answer(chat.conversation.retry())
+        return
+    low, high = _RETRY_BOUNDS
+    if not rest.isdecimal() or not low <= int(rest) <= high:
+        raise UsageError(f"invalid /retry {rest}", why=f"must be a number of answers, {low} to {high}")
+    sampling, _ = chat.conversation.sampling()
+    seeds = seeds_for(replace(sampling, seed=None), int(rest))
+    chat.answer(chat.conversation.retry_n(seeds), partial(_show_and_choose, chat, seeds))
+
+
+def resume(chat: Chat, rest: str) -> None:
+    """Continue the last answer where it ended."""
+    if rest:
+        raise UsageError(f"invalid /continue {rest}", why="it takes nothing", hint="/continue")
+    chat.answer(chat.conversation.resume())
+
+
+def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None, None]) -> Finished:
+    """Show several answers, and continue with the user's choice, by default the last."""
+
+    conversation, output = chat.conversation, chat.output
+    with closing(events), cancelling(output, conversation.model):
+        finished = stream(output, conversation.model, events, seeds, chat.shown_as)
+    numbers = {str(place + 1): "" for place in range(conversation.n_versions)}
+    if len(numbers) > 1:
+        chosen = output.choose("Which answer to keep?", numbers, explained=False)
+        conversation.keep(int(chosen) - 1)
+        output.note(f"Kept answer {chosen}. The others are saved too: /branch lists them.")
+    return finished[-1]
+
+
+def edit(chat: Chat, rest: str) -> None:
+    """Ask another question instead of the last one, with the same files and images."""
+    last = chat.conversation.chat.last_question
+    if last is None or not isinstance(last.part, Question):
+        chat.output.note("There is no question yet.")
+        return
+    if not rest:
+        chat.typed.prefill(last.part.shown)
+        rest = chat.typed.read() or ""
+        if chat.typed.is_command:
+            chat.obey(rest)
+            return
+    if rest:
+        chat.answer(chat.conversation.edit(last.part.reworded(rest, chat.find_passages(rest, is_edit=True))))
+
+
+def undo(chat: Chat, rest: str) -> None:
+    """Remove the last question and its answer from the conversation."""
+    if rest:
+        raise UsageError(f"invalid /undo {rest}", why="it removes one question and its answer", hint="/undo")
+    question = chat.conversation.chat.undo()
+    chat.output.note(f'Removed: "{short(question.shown)}"' if question else "There is no question to remove.")
+
+
+def branch(chat: Chat, rest: str) -> None:
+    """List the branches, switch to one, or start a new one."""
+    saved, name = chat.conversation.chat, unquoted(rest)
+    first, _, new = rest.partition(" ")
+    if not name:
+        _list_branches(chat)
+    elif first == "new" and new.strip():
+        name = unquoted(new.strip())
+        saved.make_branch(name)
+        chat.output.note(f"Started the branch {name}.")
+    else:
+        _switch(chat, name)
+
+
+def _switch(chat: Chat, name: str) -> None:
+    """Continue with a branch.
+
+    Raises:
+        UsageError: there is none of this name; suggests a similar one.
+    """
+    saved = chat.conversation.chat
+    names = [branch.name or f"#{branch.head}" for branch in saved.branches()]
+    if name not in names:
+        why = f"the branches: {', '.join(names)}" if names else "there is none yet"
+        hint = did_you_mean(name, names, f"/branch new {name} starts one here")
+        raise UsageError(f"there is no branch {name!r}", why=why, hint=hint)
+    saved.switch(name)
+    chat.output.note(f"Switched to {saved.branch}.")
+
+
+def _list_branches(chat: Chat) -> None:
+    """Print each branch, and its first difference from the current one."""
+    saved = chat.conversation.chat
+    branches = saved.branches()
+    if not any(branch.turns for branch in branches):
+        chat.output.note("There is no branch yet: ask something first.")
+        return
+    for branch in branches:
+        name, turns = branch.name or f"#{branch.head}", counted(branch.turns, "turn")
+        if branch.current:
+            last = f', last "{short(branch.last)}"' if branch.turns else ""
+            chat.output.note(f"* {name}: {turns}, current{last}")
+            continue
+        fork = saved.difference(branch)
+        if fork is None:
+            chat.output.note(f"  {name}: {turns}, all in the current branch")
+        else:
+            turn, text = fork
+            chat.output.note(f'  {name}: {turns}, differs from turn {turn} on: "{short(text)}"')
+
+
+def clear(chat: Chat, rest: str) -> None:
+    """Start the conversation anew."""
+    if rest:
+        raise UsageError(f"invalid /clear {rest}", why="it takes nothing", hint="/clear")
+    saved = chat.conversation.chat
+    if not saved.entries:
+        chat.output.note("The conversation is empty already.")
+        return
+    saved.clear()
+    chat.output.note(f"Started anew. The old conversation stays saved: {way_back(saved)}.")
+
+
+def attach_files(chat: Chat, rest: str) -> None:
+    """Attach text files to the next message, or detach some."""
+    before = chat.attached
+    if dropped := _dropped("/file", rest):
+        chat.attached = replace(before, files=reduce(without, dropped, before.files))
+    else:
+        chat.attached = replace(attach(_names(rest), beside=before.files), images=before.images)
+    list_attached(chat, "")
+
+
+def attach_images(chat: Chat, rest: str) -> None:
+    """Attach images to the next message, or detach some."""
+    model, before = chat.conversation.model, chat.attached
+    if dropped := _dropped("/image", rest):
+        chat.attached = replace(before, images=reduce(without, dropped, before.images))
+    elif names := _names(rest):
+        require_projector(model.name, model.sees, model.used.server)
+        chat.attached = replace(before, images=attach_image_files(names, beside=before.images))
+    list_attached(chat, "")
+
+
+def list_attached(chat: Chat, rest: str) -> None:
+    """Print the attached files."""
+    attached = chat.attached
+    show_attached(chat.output, attached)
+    chat.attached = replace(attached, notes=())  # shown once
+    if not (attached.files or attached.images):
+        chat.output.note("Nothing is attached to the next message.")
+    elif attached.files:
+        files = f"{counted(len(attached.files), 'file')}, about {counted(attached.tokens, 'token')}"
+        chat.output.note(f"Attached to the next message: {files}. /file --drop NAME detaches one.")
+
+
+def _dropped(command: str, rest: str) -> list[str]:
+    """Return the names after --drop; none without it.
+
+    Raises:
+        UsageError: there are no names.
+    """
+    first, _, names = rest.partition(" ")
+    if first != DROP:
+        return []
+    if not names.strip():
+        raise UsageError(f"{command} {DROP} needs a name", hint=f"{command} {DROP} '*' detaches all")
+    return _names(names.strip())
+
+
+def _names(rest: str) -> list[str]:
+    """Return the file names in a command; one with blanks stands alone, or in quotes."""
+    if os.path.lexists(os.path.expanduser(rest)):  # noqa: PTH111 - a Path would lose a slash at the end
+        return [rest]
+    try:
+        return shlex.split(rest)
+    except ValueError:  # an apostrophe
+        return rest.split()
+
+
+_BEAMS = 4
+
+
+def search_again(chat: Chat, rest: str) -> None:
+    """Search for the likeliest answer to the last question."""
+    if rest and not rest.isdecimal():
+        raise UsageError(f"invalid /beams {rest}", why=f"must be a number of beams, 2 to {MOST_BEAMS}")
+    require_within("/beams", int(rest or _BEAMS), (2, MOST_BEAMS))
+    settings = BeamSettings(int(rest or _BEAMS))
+    conversation, searches = chat.conversation, list[BeamsFound]()
+    model = loaded_locally(conversation.model, "/beams")
+
+    def answer(request: AnswerRequest) -> Iterator[Event]:
+        if request.tools:
+            raise UsageError(
+                "/beams can't be used with tools", why="a search ends with an answer, never with a tool call"
+            )
+        found, _ = searched(chat.output, model, request, settings)
+        searches.append(found)
+        yield from _events(found, model.n_ctx)
+
+    if chat.typed.interactive:
+        chat.output.note("Searching; Ctrl-C ends the search with the best answer so far.")
+    chat.answer(conversation.retry(answer))
+    conversation.last = None  # the engine can't explain it
+    for found in searches if chat.typed.interactive else ():
+        show_rest(chat.output, model, settings, found, is_free=conversation.settings.request.grammar is None)
+
+
+def _events(found: BeamsFound, n_ctx: int) -> Iterator[Event]:
+    """Yield the events of the best answer, like those of a sampled one."""
+    best, seconds = found.answers[0], found.prefill_seconds + found.decode_seconds
+    stats = Stats(
+        prompt_tokens=found.prompt_tokens,
+        prefill_seconds=found.prefill_seconds,
+        completion_tokens=len(best.tokens),
+        decode_seconds=found.decode_seconds,
+        ttft_seconds=seconds,  # the best answer is known at the end
+        context_used=found.prompt_tokens + len(best.tokens),
+        n_ctx=n_ctx,
+        decode_steps=found.steps,
+    )
+    yield Started(0, found.prompt_tokens, 0, 0)
+    yield TextDelta(0, best.text, len(best.tokens))
+    yield Finished(0, "cancelled" if found.is_cancelled else best.reason, stats)
+
+
+USUAL_PARAMETERS = frozenset(
+    PARAMETERS[name].flag
+    for name in (
+        "temperature", "seed", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "presence_penalty",
+        "dry_multiplier", "xtc_probability",
+    )
+)  # fmt: skip
+"""Flags of the sampling parameters that /set shows even if nothing sets them."""
+
+
+def set_value(chat: Chat, rest: str) -> None:
+    """Print the sampling parameters, or set one."""
+    words = rest.removeprefix("parameter ").split(maxsplit=1)
+    if words in ([], ["all"]):
+        rows = sampling_rows(*chat.conversation.sampling())
+        shown = [row for row in rows if words or row[0] in USUAL_PARAMETERS or row[2] not in ("default", SERVER)]
+        show_sampling(chat.output, shown)
+        if len(shown) < len(rows):
+            chat.output.note(f"{len(rows) - len(shown)} more have their defaults: /set all")
+    elif words[0] == "system":
+        set_system(chat, words[1] if len(words) > 1 else "")
+    else:
+        name, value = read_value(words[0], "".join(words[1:]), "/set ")
+        if not chat.conversation.model.takes(name):
+            raise UsageError(f"{chat.conversation.model.used.server} does not support {PARAMETERS[name].flag}")
+        chat.conversation.settings.session[name] = value
+        chat.output.note(f"{PARAMETERS[name].flag} is now {shown_value(name, value)}.")
+
+
+def think(chat: Chat, rest: str) -> None:
+    """Set whether the model reasons, or how long, or how that is displayed; the rest stays."""
+    think = read_think(rest, "/think")
+    settings = chat.conversation.settings
+    request = settings.request
+    if think.thinking is not None:
+        request = replace(request, thinking=think.thinking)
+    elif request.thinking is False and (think.tokens is not None or think.effort is not None):
+        request = replace(request, thinking=None)
+    settings.request = replace(
+        request,
+        thinking_tokens=request.thinking_tokens if think.tokens is None else think.tokens,
+        reasoning_effort=think.effort or request.reasoning_effort,
+    )
+    if rest in ("on", "hide", "fold"):
+        chat.shown_as = replace(chat.shown_as, think=think.shown)
+    if not chat.conversation.model.thinks:
+        chat.output.note(f"{chat.conversation.model.name} has no thinking mode.")
+
+
+def speculation(chat: Chat, rest: str) -> None:
+    """Set the number of drafted tokens a step, and their display."""
+    drafting = loaded_locally(chat.conversation.model, "/speculation").drafting
+    if rest not in ("", "on"):
+        drafting.most = read_speculate(rest, "/speculation")
+    elif rest == "on" and drafting.most == OFF:
+        drafting.most = AUTO
+    chat.loading = replace(chat.loading, speculate=drafting.most)  # of further models
+    chat.shown_as = replace(chat.shown_as, tints=(chat.shown_as.tints or rest == "on") and rest != "off")
+    tints = "; accepted ones are coloured" if chat.shown_as.tints else ""
+    chat.output.note(f"Drafted tokens: {drafting.words}{tints}.")
+
+
+def set_system(chat: Chat, rest: str) -> None:
+    """Print the system prompt, or set another."""
+    saved = chat.conversation.chat
+    if rest:
+        saved.set_system(unquoted(rest))
+    chat.output.note(f"System prompt: {saved.system}" if saved.system else "There is no system prompt.")
+
+
+def change_model(chat: Chat, rest: str) -> None:
+    """Print the model, or load another."""
+    conversation = chat.conversation
+    if not rest:
+        chat.output.note(f"{conversation.model.name}: {conversation.model.used.path}")
+        return
+    before = conversation.model
+    saves = chat.store.folder is not None
+    chat.loading = replace(chat.loading, draft=None, adapters=(), projector=None)  # they belong to the other model
+    settings = conversation.settings
+    flags = {**settings.flags, **settings.session}
+    loaded = open_chat_model(
+        chat.output,
+        rest,
+        chat.loading,
+        settings.request,
+        flags,
+        warm_up=True,
+        keeps_states=saves,
+        another=True,
+        expected=A_CHAT,
+    )
+    conversation.model = chat.models.enter_context(loaded)
+    before.close()
+    conversation.last = None
+    chat.output.note(f"Switched to {conversation.model.name}.")
+
+
+def multiline(chat: Chat, rest: str) -> None:
+    """Toggle the meaning of Enter."""
+    chat.typed.multiline = not chat.typed.multiline
+    chat.output.note(chat.typed.multiline_hint)
+
+
+REMEMBERED = 16  # tokens that /why can explain; each takes 4 bytes for every token of the vocabulary
+_CANDIDATES = 8
+
+
+def show_header(chat: Chat, rest: str) -> None:
+    """Print the model's header."""
+    from llmrun.cli.show import header_facts
+    from llmrun.ui.views.model_facts import show_model
+
+    show_model(chat.output, header_facts(loaded_locally(chat.conversation.model, "/show").header), stderr=True)
+
+
+def show_offered(chat: Chat, rest: str) -> None:
+    """Print the model's tools."""
+
+    show_tools(chat.output, chat.tools.offered, chat.tools.offers)
+    if not chat.tools.offered:
+        chat.output.note("There are no tools: llmrun chat --tools FILE.py")
+
+
+def show_window(chat: Chat, rest: str) -> None:
+    """Print the content of the context window."""
+
+    messages = chat.conversation.chat.messages()
+    if not messages:
+        chat.output.note("The context window is empty.")
+        return
+    model = chat.conversation.model
+    show_context(chat.output, messages, chat.conversation.count(), model.n_ctx, about=bool(model.used.server))
+
+
+def sources(chat: Chat, rest: str) -> None:
+    """Print the passages that were sent with the last question."""
+
+    last = chat.conversation.chat.last_question
+    passages = last.part.passages if last is not None and isinstance(last.part, Question) else ()
+    if not passages:
+        chat.output.note("No passage was sent with the last question: llmrun chat --docs FOLDER")
+    show_passages(chat.output, passages)
+
+
+def stats(chat: Chat, rest: str) -> None:
+    """Print the statistics of the last answer."""
+    answer = chat.conversation.chat.last_answer
+    if answer is None:
+        chat.output.note("There is no answer yet.")
+    elif not answer.stats.completion_tokens:
+        chat.output.note("The last answer has no statistics: it was interrupted.")
+    else:
+        times = chat.conversation.model.step_times
+        chat.output.note(summary(Finished(0, answer.finish, answer.stats), times))
+
+
+def why(chat: Chat, rest: str) -> None:
+    """Print how tokens of the last answer were chosen."""
+    count = rest or "1"
+    if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
+        raise UsageError(f"invalid /why {rest}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
+    model = _with_last_answer(chat, "/why")
+    choices = model.explain(int(count) if rest else REMEMBERED, _CANDIDATES).choices
+    for choice in choices if rest else (least_certain(choices),):
+        show_choice(chat.output, choice)
+
+
+def explain(chat: Chat, rest: str) -> None:
+    """Print how the model made the last answer."""
+    model = _with_last_answer(chat, "/explain")
+    from llmrun.insight.explain import explain_answer
+    from llmrun.ui.views.explain import show_explained
+
+    with Activity(chat.output) as activity:
+        activity.show("computing every step again")
+        found = explain_answer(model)
+    show_explained(chat.output, found)
+
+
+def _with_last_answer(chat: Chat, command: str) -> Model:
+    """Return the model of the last answer.
+
+    Raises:
+        UsageError: a server answered, or the answer is not of this run.
+    """
+    model = loaded_locally(chat.conversation.model, command)
+    if chat.conversation.last is None:
+        why = "logits are in memory for the last sampled answer of this run only"
+        raise UsageError("there is no answer to explain", why=why, hint="ask something, or /retry")
+    return model
+
+
+def save(chat: Chat, rest: str) -> None:
+    """Rename this chat."""
+    name = unquoted(rest)
+    if not name:
+        raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved anyway")
+    saved = chat.conversation.chat
+    saved.rename(name)
+    resumed = f"llmrun chat --session {shlex.quote(saved.name)}" if chat.is_saved else "it is not saved"
+    chat.output.note(f"This chat is now called {name}: {resumed}")
+
+
+def load(chat: Chat, rest: str) -> None:
+    """Open another saved chat."""
+    name = unquoted(rest)
+    if not name:
+        raise UsageError("/load needs a name", hint="/sessions lists them")
+    opened = chat.store.open(name)
+    if opened.open_elsewhere:
+        raise UsageError(f"{opened.name} is open in another llmrun", hint="leave it there first")
+    chat.conversation.save_state()
+    chat.conversation.chat.release()
+    chat.conversation.chat = opened
+    chat.greet()
+
+
+def list_sessions(chat: Chat, rest: str) -> None:
+    """Print the saved chats."""
+    for facts in chat.store.all()[:20]:
+        chat.output.note(f"  {facts.name}: {counted(facts.turns, 'turn')}, {short(facts.first)}")
+
+
+def export_chat(chat: Chat, rest: str) -> None:
+    """Write this chat to a file."""
+    from llmrun.chat.store.export import export, format_for
+
+    name = unquoted(rest)
+    form = format_for(name)
+    if form is None:
+        raise UsageError("/export needs a file name with .md, .json or .jsonl", hint="/export chat.md")
+    if chat.conversation.chat.id is None:
+        raise UsageError("there is nothing to export yet", hint="ask something first")
+    path = user_path(name)
+    check_output_file(chat.output, path, yes=False, hint="/export with another name")
+    write_whole(path, export(chat.conversation.chat.tree(), form))
+    chat.output.note(f"Wrote {path}.")
+
+
+def copy_answer(chat: Chat, rest: str) -> None:
+    """Copy the last answer to the clipboard."""
+    answer = chat.conversation.chat.last_answer
+    if answer is None:
+        chat.output.note("There is no answer yet.")
+    elif chat.output.to_clipboard(answer.content):
+        chat.output.note("Copied the last answer, if the terminal lets programs write to the clipboard.")
+    else:
+        chat.output.note("The answer is too long for the terminal's clipboard; /export writes a file.")
+
+
+class SlashCommand(NamedTuple):
+    """A command's help and its function."""
+
+    meaning: str
+    obey: Callable[[Chat, str], None]
+    is_usual: bool = False  # shown by /help, and not only by /help all
+
+
+def show_help(chat: Chat, rest: str) -> None:
+    """Print the usual commands and keys, or with "all" every one."""
+
+    if rest not in ("", "all"):
+        raise UsageError(f"invalid /help {rest}", why="must be all, or nothing", hint="/help all")
+    meanings = {name: command.meaning for name, command in SLASH_COMMANDS.items() if rest or command.is_usual}
+    keys = {key: meaning for key, meaning in KEYS.items() if rest or key in USUAL_KEYS}
+    show_facts(chat.output, [*meanings.items(), *keys.items()], stderr=True)
+
+
+def leave(chat: Chat, rest: str) -> None:
+    """Make this message the last."""
+    chat.leaves = True
+
+
+SLASH_COMMANDS: dict[str, SlashCommand] = {
+    "/help [all]": SlashCommand("show the usual commands, or all; also /?", show_help, is_usual=True),
+    "/retry [COUNT]": SlashCommand(
+        "answer the last question again, or several times at once, and keep one answer", retry, is_usual=True
+    ),
+    "/continue": SlashCommand("continue the last answer where it ended", resume),
+    "/beams [COUNT]": SlashCommand("search for the likeliest answer to the last question", search_again),
+    "/edit [TEXT]": SlashCommand(
+        "edit the last question and send it again; with TEXT, ask that instead", edit, is_usual=True
+    ),
+    "/undo": SlashCommand("remove the last question and its answer", undo, is_usual=True),
+    "/branch [new] [NAME]": SlashCommand(
+        "switch to a branch, or start one here with new NAME; without a name, show how they differ", branch
+    ),
+    "/file PATTERN...": SlashCommand(
+        "attach text files to the next message; --drop NAME detaches one", attach_files, is_usual=True
+    ),
+    "/image FILE...": SlashCommand("attach images to the next message; --drop NAME detaches one", attach_images),
+    "/files": SlashCommand("list the attached files, with their tokens", list_attached),
+    "/sources": SlashCommand("show the passages of --docs that were sent with the last question", sources),
+    "/set [NAME VALUE]": SlashCommand(
+        "set a sampling parameter, such as /set temp 0.5; without a name, show the usual ones",
+        set_value,
+        is_usual=True,
+    ),
+    "/think MODE": SlashCommand("reasoning: on, off, hide, fold, low, medium, high, or a number of tokens", think),
+    "/speculation [MODE]": SlashCommand("drafted tokens: on colours them; off, auto, or a number a step", speculation),
+    "/system [TEXT]": SlashCommand("set the system prompt; without a text, show it", set_system, is_usual=True),
+    "/model [NAME]": SlashCommand(
+        "switch to another model; without a name, show the current one", change_model, is_usual=True
+    ),
+    "/show": SlashCommand("show the model, as `llmrun show` does", show_header),
+    "/tools": SlashCommand("list the tools that the model may call", show_offered),
+    "/context": SlashCommand("show the content of the context window", show_window, is_usual=True),
+    "/stats": SlashCommand("show the statistics of the last answer", stats),
+    "/why [COUNT]": SlashCommand(
+        "show how the least certain of the last tokens was chosen, or each of the last COUNT",
+        why,
+        is_usual=True,
+    ),
+    "/explain": SlashCommand("show how the model made the last answer, from tokens to choices", explain),
+    "/save NAME": SlashCommand("rename this chat", save),
+    "/load NAME": SlashCommand("resume another saved chat", load, is_usual=True),
+    "/sessions": SlashCommand("list the saved chats", list_sessions, is_usual=True),
+    "/export FILE": SlashCommand("write this chat to a .md, .json or .jsonl file", export_chat),
+    "/copy": SlashCommand("copy the last answer to the clipboard", copy_answer),
+    "/multiline": SlashCommand("make Enter a newline and Alt-Enter send, or switch back", multiline),
+    "/clear": SlashCommand("start the conversation anew, with the same system prompt", clear, is_usual=True),
+    "/bye": SlashCommand("leave, as Ctrl-D does; also exit, quit", leave, is_usual=True),
+}
+_OTHER_NAMES = {"/?": "/help", "/exit": "/bye", "/quit": "/bye", "/q": "/bye", "/history": "/sessions"}
+_OTHER_NAMES |= dict.fromkeys(LEAVING_WORDS, "/bye")
+BY_NAME = {name.split()[0]: command.obey for name, command in SLASH_COMMANDS.items()}
+BY_NAME |= {other: BY_NAME[name] for other, name in _OTHER_NAMES.items()}
+
+
+def completions(chat: Chat) -> dict[str, Completion | None]:
+    """Return the completion of each command's arguments."""
+
+    found: dict[str, Completion | None] = {name: None for name in BY_NAME if name not in LEAVING_WORDS}
+    found["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
+    found["/load"] = lambda words: chat.store.names()
+    found["/help"] = lambda words: ["all"]
+    found["/set"] = lambda words: [Candidate(row.flag.lstrip("-"), _hint(row)) for row in PARAMETERS.values()]
+    found["/think"] = lambda words: ["on", "off", "hide", "fold", "low", "medium", "high"]
+    found["/speculation"] = lambda words: ["on", "off", "auto"]
+    found["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
+    found["/export"] = file_names
+    found["/file"] = lambda words: _files(words, [file.name for file in chat.attached.files])
+    found["/image"] = lambda words: _files(words, [image.name for image in chat.attached.images])
+    return found
+
+
+def _files(words: Sequence[str], attached: Sequence[str]) -> Iterable[str]:
+    """Return the completions of a word after /file: files, or after --drop the attached ones."""
+    return attached if words[0] == DROP else file_names(words)
+
+
+def _hint(row: Parameter) -> str:
+    """Return the bounds of a sampling parameter, and its meaning."""
+    return f"{row.bounds[0]} to {row.bounds[1]}. {row.help}" if row.bounds else row.help

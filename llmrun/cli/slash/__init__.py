@@ -1,1 +1,0 @@
-"""Slash commands of a chat, one module a subject; commands.py lists all."""
