@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, ModelNotFoundError
-from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.header import Header, Tensor, other_parts, unite
 from llmrun.gguf.metadata import ArrayInfo, Value, length_of
-from llmrun.gguf.split import other_parts, unite
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
 
 __all__ = ["ArrayInfo", "Header", "NeedMoreBytes", "Tensor", "Value", "parse_header", "read_header", "read_part"]

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, LlmrunError
 from llmrun.gguf.header import DRAFT_KINDS, Header, Tensor
-from llmrun.gguf.kv_layers import MAX_LAYERS, sliding_layers
+from llmrun.gguf.layers import MAX_LAYERS, sliding_layers
 from llmrun.gguf.metadata import length_of
 from llmrun.gguf.reader import read_header, read_part
 

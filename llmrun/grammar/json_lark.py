@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import numbers, schema
-from llmrun.grammar.formats import FORMATS
 from llmrun.grammar.place import SCHEMA
-from llmrun.grammar.regex import characters_of_json, literal, parse
-from llmrun.grammar.schema_parts import Schema
+from llmrun.grammar.regex import FORMATS, characters_of_json, literal, parse
+from llmrun.grammar.schema import Schema
 from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, join, key_of
 
 _MAX_PATTERNS = 4  # of one object, whose names may match any combination of them

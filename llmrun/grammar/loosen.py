@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from llmrun.errors import BadGrammarError
 from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.jsontext import read_json
-from llmrun.grammar.schema_parts import LISTS, NAMED, SINGLE, places_inside
+from llmrun.grammar.schema import LISTS, NAMED, SINGLE, places_inside
 
 _MAX_LOOSENED = 100  # parts of one schema
 # Keywords that are worth leaving out one by one if a grammar can't be compiled, though nothing is wrong with them.

@@ -16,10 +16,8 @@ from itertools import pairwise
 from math import ceil, floor, lcm
 from typing import Any, NamedTuple
 
-from llmrun.grammar.formats import FORMATS
-from llmrun.grammar.regex import parse
-from llmrun.grammar.schema_parts import Schema
-from llmrun.grammar.values import types_allowed, types_of_value
+from llmrun.grammar.regex import FORMATS, parse
+from llmrun.grammar.schema import Schema, types_allowed, types_of_value
 
 _MAX_ALTERNATIVES = 256
 _ONE_OF_HINT = "write anyOf, or give each object a required property with a const of its own"

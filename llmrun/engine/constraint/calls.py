@@ -16,10 +16,10 @@ from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out, va
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import UsageError
-from llmrun.grammar.formats import FORMATS
 from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.loosen import Path
 from llmrun.grammar.place import dotted
+from llmrun.grammar.regex import FORMATS
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
 from llmrun.protocol.parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
