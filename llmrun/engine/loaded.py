@@ -74,10 +74,11 @@ class LoadedModel:
             predicts=predicts,
         )
         if before is not None:
-            self.preparer.history = before.preparer.history
+            self.preparer.prompts.history = before.preparer.prompts.history
         states = _states(load, weights)
         if states is not None:
-            states.turns_of, self.preparer.history.saved = self.preparer.history.turns_of, states.saved_turns
+            history = self.preparer.prompts.history
+            states.turns_of, history.saved = history.turns_of, states.saved_turns
         self.engine = Engine(
             context,
             states=states,

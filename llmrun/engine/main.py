@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
     from llmrun.engine.preload import Preload
-    from llmrun.engine.service import PreparedRequest, Preparer
+    from llmrun.engine.prompt.writer import PromptWriter
+    from llmrun.engine.service import PreparedRequest
 
 _Argument = Union["Command", "PreparedRequest", "SlicedJob"]
 _SLICED = frozenset({"embed", "prompt_scores"})
@@ -168,10 +169,10 @@ class EngineProcess:
         # The handlers of short jobs, by the thread that does them; they get the job's request and command.
         self._read_questions: dict[str, Callable[[int, Any], Any]] = {STATUS.name: lambda _, command: self._status()}
         self._prepare_questions: dict[str, Callable[[int, Any], Any]] = {
-            COUNT_TOKENS.name: lambda request, asked: self._preparer.count(asked, request, self._channel.send),
-            APPLY_TEMPLATE.name: lambda request, asked: self._preparer.rendered(asked, request, self._channel.send),
-            TOKENIZE_LOADED.name: lambda _, command: self._preparer.tokenize(command),
-            DETOKENIZE.name: lambda _, command: self._preparer.detokenize(command),
+            COUNT_TOKENS.name: lambda request, asked: self._prompts.count(asked, request, self._channel.send),
+            APPLY_TEMPLATE.name: lambda request, asked: self._prompts.rendered(asked, request, self._channel.send),
+            TOKENIZE_LOADED.name: lambda _, command: self._prompts.tokenize(command),
+            DETOKENIZE.name: lambda _, command: self._prompts.detokenize(command),
         }
         self._compute_questions: dict[str, Callable[[int, Any], Any]] = {
             EXPLAIN_CHOICES.name: lambda _, command: self._explain(command),
@@ -242,7 +243,7 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                prepared = self._preparer.prepare(command, self._channel.send)
+                prepared = self._loaded_model().preparer.prepare(command, self._channel.send)
                 self._loaded_model().engine.read_ahead(prepared.tokens, prepared.extras.salt)
                 self._queue(command, prepared)
             elif isinstance(command, Job) and command.name in self._prepare_questions:
@@ -272,8 +273,8 @@ class EngineProcess:
         return SlicedJob(job.request, sliced)
 
     @property
-    def _preparer(self) -> Preparer:
-        return self._loaded_model().preparer
+    def _prompts(self) -> PromptWriter:
+        return self._loaded_model().preparer.prompts
 
     def _loaded_model(self) -> LoadedModel:
         if self._model is None:
@@ -472,7 +473,7 @@ class EngineProcess:
             has_template=weights.chat_template is not None,
             devices=tuple(device.name for device in devices()),
             load_seconds=time.perf_counter() - began,
-            thinking_tags=model.preparer.thinking_tags,
+            thinking_tags=model.preparer.prompts.thinking_tags,
             request=load.request,
             buffers=tuple(each for held in self._contexts for each in held.model.buffers),
         )
