@@ -169,8 +169,8 @@ class EngineProcess:
         # The handlers of short jobs, by the thread that does them; they get the job's request and command.
         self._read_questions: dict[str, Callable[[int, Any], Any]] = {STATUS.name: lambda _, command: self._status()}
         self._prepare_questions: dict[str, Callable[[int, Any], Any]] = {
-            COUNT_TOKENS.name: lambda request, asked: self._prompts.count(asked, request, self._channel.send),
-            APPLY_TEMPLATE.name: lambda request, asked: self._prompts.rendered(asked, request, self._channel.send),
+            COUNT_TOKENS.name: lambda request, command: self._prompts.count(command, request, self._channel.send),
+            APPLY_TEMPLATE.name: lambda request, command: self._prompts.rendered(command, request, self._channel.send),
             TOKENIZE_LOADED.name: lambda _, command: self._prompts.tokenize(command),
             DETOKENIZE.name: lambda _, command: self._prompts.detokenize(command),
         }
@@ -266,9 +266,9 @@ class EngineProcess:
 
     def _begin_slices(self, job: Job) -> SlicedJob:
         """Begin a job up to its first slice."""
-        kind, run = _job(job.name)
+        described, run = _job(job.name)
         is_wanted = partial(self._commands.is_waiting, job)
-        sliced: Slices = run(kind.read(job.arguments), self._loaded_model(), self._share, is_wanted)
+        sliced: Slices = run(described.read(job.arguments), self._loaded_model(), self._share, is_wanted)
         next(sliced)
         return SlicedJob(job.request, sliced)
 
@@ -334,7 +334,7 @@ class EngineProcess:
 
     def _drop_sliced(self, request: int) -> None:
         """End a cancelled job between two of its slices."""
-        for job in [each for each in self._sliced if each.request == request]:
+        for job in [job for job in self._sliced if job.request == request]:
             self._sliced.remove(job)
             job.slices.close()
             self._channel.send(_failure(Aborted(), request))
@@ -475,7 +475,7 @@ class EngineProcess:
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.prompts.thinking_tags,
             request=load.request,
-            buffers=tuple(each for held in self._contexts for each in held.model.buffers),
+            buffers=tuple(buffer for holder in self._contexts for buffer in holder.model.buffers),
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
@@ -498,13 +498,13 @@ class EngineProcess:
             return None
         if job.name in self._compute_questions:
             return self._ask(job, self._compute_questions)
-        kind, run = _job(job.name)
-        command = kind.read(job.arguments)
+        described, run = _job(job.name)
+        command = described.read(job.arguments)
 
         def report(update: Any) -> None:
             self._channel.send(JobUpdate(job.request, update))
 
-        result = run(command, report, self._flag, *([self._loaded_model()] if kind.needs_model else ()))
+        result = run(command, report, self._flag, *([self._loaded_model()] if described.needs_model else ()))
         return JobDone(job.request, result)
 
     @contextmanager

@@ -19,6 +19,7 @@ from llmrun.engine.core.images import text_only
 from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.probe import StepProbe
+from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.media import Projector
@@ -34,6 +35,7 @@ from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
 from llmrun.engine.prompt.writer import PromptWriter
 from llmrun.errors import BadGrammarError, BadModelError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, begun_anew
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import ReasoningSyntax
@@ -254,8 +256,6 @@ class Preparer:
         ):
             reasoning = reasoning._replace(is_implied=False)  # the grammar, or the answer, begins at once
         if reasoning is not None or syntax is not None:
-            from llmrun.protocol.answer import AnswerSplitter
-
             taken = (call.id for message in request.messages for call in message.tool_calls)
             splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken)
         budget, closing = self._thinking_tokens(request), ""
@@ -265,8 +265,6 @@ class Preparer:
             limit = ThinkingBudget(closed, inside, budget or 0)
             thinking, closing = limit if budget is not None else None, limit.closing
         if request.stops_repeats:
-            from llmrun.engine.core.repeats import RepeatGuard
-
             guard = RepeatGuard()
         return Extras(
             starts_in_reasoning=inside,

@@ -152,11 +152,11 @@ class Header(ModelMetadata):
     @property
     def expert_bytes(self) -> dict[int, int]:
         """Layer -> bytes of its experts; empty for a dense model."""
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         for tensor in self.tensors if self.n_experts else ():
             if match := _EXPERTS.match(tensor.name):
-                found[int(match[1])] = found.get(int(match[1]), 0) + tensor.n_bytes
-        return found
+                sizes[int(match[1])] = sizes.get(int(match[1]), 0) + tensor.n_bytes
+        return sizes
 
     @property
     def n_parameters(self) -> int:
@@ -240,7 +240,7 @@ class Header(ModelMetadata):
             row[0] += 1
             row[1] += tensor.n_bytes
             row[2] += tensor.n_elements
-        shares = [TypeShare(kind, *row) for kind, row in rows.items()]
+        shares = [TypeShare(type_name, *row) for type_name, row in rows.items()]
         return tuple(sorted(shares, key=lambda share: -share.n_bytes))
 
     @property
@@ -272,7 +272,7 @@ class Header(ModelMetadata):
         template = self.chat_template
         if template is None:
             return ""
-        fitting = (kind for kind, texts in _TEMPLATE_KINDS if all(text in template for text in texts))
+        fitting = (name for name, texts in _TEMPLATE_KINDS if all(text in template for text in texts))
         return next(fitting, "other")
 
     @property
@@ -289,8 +289,8 @@ class Header(ModelMetadata):
     def base_model(self) -> str | None:
         """The base model, as "owner/repo" if the file has that; None if it names none."""
         for key in ("general.base_model.0.repo_url", "general.source.huggingface.repository"):
-            if found := self.text(key):
-                return found.removeprefix("https://huggingface.co/")
+            if url := self.text(key):
+                return url.removeprefix("https://huggingface.co/")
         return self.text("general.base_model.0.name")
 
     @property
@@ -378,7 +378,7 @@ class Header(ModelMetadata):
     @cached_property
     def layer_shares(self) -> LayerShares:
         """Shares of the weights of each layer."""
-        return LayerShares.of(self.n_layers, {each.name: each.n_bytes for each in self.tensors})
+        return LayerShares.of(self.n_layers, {tensor.name: tensor.n_bytes for tensor in self.tensors})
 
     @property
     def n_window_layers(self) -> int:

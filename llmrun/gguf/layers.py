@@ -63,13 +63,13 @@ def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
         return ()
     sliding = sliding_layers(header)
     recurrent = _recurrent(header)
-    found = []
+    layers = []
     for layer in range(_own_layers(header)):
         window = window_of(header) if sliding[layer] else 0
         elements = 0 if recurrent[layer] else _elements(header, layer, sliding=sliding[layer])
         if elements:
-            found.append(KvLayer(elements, window, layer))
-    return tuple(found)
+            layers.append(KvLayer(elements, window, layer))
+    return tuple(layers)
 
 
 def recurrent_layers(header: ModelMetadata) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Any, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -89,14 +90,14 @@ class Schema:
         self._named: dict[str, tuple[Any, str | int]] = {}  # URI of an $id or $anchor -> the schema
         self._find_names()
         waiting = [root]
-        found = {id(root)}
+        seen = {id(root)}
         while waiting:
             part = waiting.pop()
             self.parts.append(part)
             for container, key in [*self._inside(part), *self._pointed_to(part)]:
                 child = container[key]
-                if isinstance(child, dict) and id(child) not in found:
-                    found.add(id(child))
+                if isinstance(child, dict) and id(child) not in seen:
+                    seen.add(id(child))
                     self._where[id(child)] = container, key
                     waiting.append(child)
 
@@ -123,8 +124,8 @@ class Schema:
     def _inside(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
         for container, key in places_inside(part):
             if container is None:
-                kind = "an object" if key in NAMED else "a list"
-                self.fail(part, key, f"{key} is {kind} of schemas, not {kind_of(part[key])}")
+                container_name = "an object" if key in NAMED else "a list"
+                self.fail(part, key, f"{key} is {container_name} of schemas, not {kind_of(part[key])}")
             if not isinstance(container[key], dict | bool):
                 self.fail(container, key, f"a schema is an object, true or false, not {kind_of(container[key])}")
             yield container, key
@@ -310,8 +311,6 @@ def _check_bound(schema: Schema, part: dict[str, Any], key: str) -> None:
 
 def _steps(value: float) -> int:
     """Return the value without its decimal point: the number of remainders that a parser must tell apart."""
-    from decimal import Decimal
-
     digits = Decimal(str(value)).normalize().as_tuple()
     exponent = digits.exponent if isinstance(digits.exponent, int) else 0
     number = int("".join(map(str, digits.digits)))
@@ -381,7 +380,7 @@ def _check_dependencies(schema: Schema, part: dict[str, Any], key: str) -> None:
     for name, value in part[key].items():
         if key == "dependentRequired" and not isinstance(value, list):
             schema.fail(part[key], name, f"{key} has lists of names, not {kind_of(value)}")
-        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and not all(isinstance(required, str) for required in value):
             schema.fail(part[key], name, f"{key} has lists of names, and one of them is none")
 
 
@@ -409,8 +408,8 @@ _CHECKS: Mapping[str, Callable[[Schema, dict[str, Any], str], None]] = {
 
 def in_place(part: dict[str, Any]) -> list[tuple[Any, str | int]]:
     """Return the schemas about the same value as a part, each as a container and the key in it."""
-    found: list[tuple[Any, str | int]] = [(part, "$ref")] if "$ref" in part else []
-    return found + [(part[key], index) for key in IN_PLACE if key in part for index in range(len(part[key]))]
+    places: list[tuple[Any, str | int]] = [(part, "$ref")] if "$ref" in part else []
+    return places + [(part[key], index) for key in IN_PLACE if key in part for index in range(len(part[key]))]
 
 
 def follow(schema: Schema, container: Any, key: str | int) -> Any:
