@@ -16,7 +16,7 @@ from llmrun.convert.architectures import Family
 from llmrun.convert.checkpoint import TensorSource
 from llmrun.convert.folder import Config, Folder
 from llmrun.errors import BadModelError, UsageError
-from llmrun.gguf.kv_layers import MAX_LAYERS
+from llmrun.gguf.layers import MAX_LAYERS
 from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS, MAX_VOCABULARY
 from llmrun.protocol.codec import load_json
 

@@ -10,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmrun.engine.core.attention import ATTENTION_CELLS, measure_attention
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.embedding import Embedder
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.library import build, cpu_variant
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
 from llmrun.errors import LlmrunError
@@ -74,10 +77,11 @@ class LoadedModel:
             predicts=predicts,
         )
         if before is not None:
-            self.preparer.history = before.preparer.history
+            self.preparer.prompts.history = before.preparer.prompts.history
         states = _states(load, weights)
         if states is not None:
-            states.turns_of, self.preparer.history.saved = self.preparer.history.turns_of, states.saved_turns
+            history = self.preparer.prompts.history
+            states.turns_of, history.saved = history.turns_of, states.saved_turns
         self.engine = Engine(
             context,
             states=states,
@@ -99,9 +103,6 @@ class LoadedModel:
 
     def compare_attention(self, is_interrupted: Callable[[], bool]) -> tuple[AttentionTime, ...]:
         """Measure flash attention on and off, see core/attention.py; return nothing if the engine is busy."""
-        from llmrun.engine.core.attention import ATTENTION_CELLS, measure_attention
-        from llmrun.engine.llama.context import LlamaContext
-
         if self.engine.busy:
             return ()
         load = replace(self.load, n_ctx=ATTENTION_CELLS, n_ctx_start=ATTENTION_CELLS, n_seq_max=1)
@@ -147,7 +148,6 @@ def state_key(load: Load, weights: LlamaModel) -> StateKey:
     can't change it.
     """
     from llmrun.engine.core.states import StateKey
-    from llmrun.engine.llama.library import build, cpu_variant
 
     path = Path(weights.path)
     adapters = [(load.adapters[number].path, scale) for number, scale in by_default(load.adapters)]

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
     from llmrun.engine.preload import Preload
-    from llmrun.engine.service import PreparedRequest, Preparer
+    from llmrun.engine.prompt.writer import PromptWriter
+    from llmrun.engine.service import PreparedRequest
 
 _Argument = Union["Command", "PreparedRequest", "SlicedJob"]
 _SLICED = frozenset({"embed", "prompt_scores"})
@@ -168,10 +169,10 @@ class EngineProcess:
         # The handlers of short jobs, by the thread that does them; they get the job's request and command.
         self._read_questions: dict[str, Callable[[int, Any], Any]] = {STATUS.name: lambda _, command: self._status()}
         self._prepare_questions: dict[str, Callable[[int, Any], Any]] = {
-            COUNT_TOKENS.name: lambda request, asked: self._preparer.count(asked, request, self._channel.send),
-            APPLY_TEMPLATE.name: lambda request, asked: self._preparer.rendered(asked, request, self._channel.send),
-            TOKENIZE_LOADED.name: lambda _, command: self._preparer.tokenize(command),
-            DETOKENIZE.name: lambda _, command: self._preparer.detokenize(command),
+            COUNT_TOKENS.name: lambda request, command: self._prompts.count(command, request, self._channel.send),
+            APPLY_TEMPLATE.name: lambda request, command: self._prompts.rendered(command, request, self._channel.send),
+            TOKENIZE_LOADED.name: lambda _, command: self._prompts.tokenize(command),
+            DETOKENIZE.name: lambda _, command: self._prompts.detokenize(command),
         }
         self._compute_questions: dict[str, Callable[[int, Any], Any]] = {
             EXPLAIN_CHOICES.name: lambda _, command: self._explain(command),
@@ -242,7 +243,7 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                prepared = self._preparer.prepare(command, self._channel.send)
+                prepared = self._loaded_model().preparer.prepare(command, self._channel.send)
                 self._loaded_model().engine.read_ahead(prepared.tokens, prepared.extras.salt)
                 self._queue(command, prepared)
             elif isinstance(command, Job) and command.name in self._prepare_questions:
@@ -265,15 +266,15 @@ class EngineProcess:
 
     def _begin_slices(self, job: Job) -> SlicedJob:
         """Begin a job up to its first slice."""
-        kind, run = _job(job.name)
+        described, run = _job(job.name)
         is_wanted = partial(self._commands.is_waiting, job)
-        sliced: Slices = run(kind.read(job.arguments), self._loaded_model(), self._share, is_wanted)
+        sliced: Slices = run(described.read(job.arguments), self._loaded_model(), self._share, is_wanted)
         next(sliced)
         return SlicedJob(job.request, sliced)
 
     @property
-    def _preparer(self) -> Preparer:
-        return self._loaded_model().preparer
+    def _prompts(self) -> PromptWriter:
+        return self._loaded_model().preparer.prompts
 
     def _loaded_model(self) -> LoadedModel:
         if self._model is None:
@@ -333,7 +334,7 @@ class EngineProcess:
 
     def _drop_sliced(self, request: int) -> None:
         """End a cancelled job between two of its slices."""
-        for job in [each for each in self._sliced if each.request == request]:
+        for job in [job for job in self._sliced if job.request == request]:
             self._sliced.remove(job)
             job.slices.close()
             self._channel.send(_failure(Aborted(), request))
@@ -472,9 +473,9 @@ class EngineProcess:
             has_template=weights.chat_template is not None,
             devices=tuple(device.name for device in devices()),
             load_seconds=time.perf_counter() - began,
-            thinking_tags=model.preparer.thinking_tags,
+            thinking_tags=model.preparer.prompts.thinking_tags,
             request=load.request,
-            buffers=tuple(each for held in self._contexts for each in held.model.buffers),
+            buffers=tuple(buffer for holder in self._contexts for buffer in holder.model.buffers),
         )
 
     def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
@@ -497,13 +498,13 @@ class EngineProcess:
             return None
         if job.name in self._compute_questions:
             return self._ask(job, self._compute_questions)
-        kind, run = _job(job.name)
-        command = kind.read(job.arguments)
+        described, run = _job(job.name)
+        command = described.read(job.arguments)
 
         def report(update: Any) -> None:
             self._channel.send(JobUpdate(job.request, update))
 
-        result = run(command, report, self._flag, *([self._loaded_model()] if kind.needs_model else ()))
+        result = run(command, report, self._flag, *([self._loaded_model()] if described.needs_model else ()))
         return JobDone(job.request, result)
 
     @contextmanager

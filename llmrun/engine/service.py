@@ -1,78 +1,43 @@
-"""The preparation of requests for the loop: prompt, tokens, grammar and sampler.
+"""The preparation of requests for the loop: prompt, grammar, reasoning and sampler, step by step.
 
-Owns templates and grammars of one model; must not know the pipe, nor the loop (loaded.py). It needs no llama.cpp
-context, so that a thread of its own can do it, and no step waits for a template or a grammar.
+It needs no llama.cpp context, so that a thread of its own can do it, and no step waits for a template or a grammar.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
+from llmrun.engine.core.images import text_only
 from llmrun.engine.core.logprobs import LogprobStream
-from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.probe import StepProbe
+from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Extras
-from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
-from llmrun.engine.prompt.history import (
-    Beginning,
-    Conversation,
-    History,
-    OpenTurn,
-    after_answer,
-    begin_alike,
-    keeps_reasoning,
-)
-from llmrun.engine.prompt.images import PRIVATE, image_bytes, with_omitted_images
-from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import (
-    AnswerBeginning,
     ReasoningTracker,
     ThinkingBudget,
     constrained_tags,
-    known_reasoning,
     lead_in,
     opens,
     possible_reasoning,
 )
-from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import allows_text, offers_tools, tells_tools
-from llmrun.errors import (
-    BadGrammarError,
-    BadModelError,
-    BadTemplateError,
-    ContextOverflowError,
-    LlmrunError,
-    UsageError,
-)
-from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
-from llmrun.protocol.jobs.text import TextTokens, TokenizeText
-from llmrun.protocol.messages import (
-    AnswerRequest,
-    Event,
-    Generate,
-    Image,
-    ImageAccepted,
-    Message,
-    Rendered,
-    Rendering,
-    Tool,
-    begun_anew,
-)
+from llmrun.engine.prompt.writer import PromptWriter
+from llmrun.errors import BadGrammarError, BadModelError, LlmrunError, UsageError
+from llmrun.protocol.adapters import Adapter
+from llmrun.protocol.answer import AnswerSplitter
+from llmrun.protocol.messages import AnswerRequest, Event, Generate, begun_anew
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
 from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.toolcalls import CallSyntax
 
@@ -82,19 +47,8 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.grammar import Grammar
 
-    Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
-
-_LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _FORCED_THINKING = 4096
 """Maximum number of reasoning tokens before a call that must come, and at most half of the answer."""
-_LONG_TOKEN = 32  # bytes; most have a few
-# Of what is remembered for later requests.
-_MAX_IMAGE_LENGTHS = len(PRIVATE)  # as many as a request may have
-_MAX_TEMPLATES = 16
-_MAX_OPTIONS = 256
-# Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
-# without their reasoning, if that saves the second.
-_ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
 
 
 class PreparedRequest(NamedTuple):
@@ -107,21 +61,11 @@ class PreparedRequest(NamedTuple):
     extras: Extras
 
 
-class TokenizedPrompt(NamedTuple):
-    """A prompt in text and tokens."""
-
-    text: str  # without its images, and without the beginning that stands as it was generated
-    tokens: list[int]  # ids; negative ones are images
-    images: PromptImages | None = None  # None without any
-    turn: OpenTurn | None = None  # of a conversation
-    accepted: tuple[Event, ...] = ()  # about its images
-
-
 class Preparer:
     """The preparation of requests for one model.
 
     Attributes:
-        history: the answers so far, for later prompts of their conversations.
+        prompts: the writer of their prompts.
     """
 
     def __init__(
@@ -135,31 +79,9 @@ class Preparer:
         adapters: Sequence[Adapter] = (),
         predicts: bool = True,
     ) -> None:
-        self.history = History()
-        self._projector = projector
-        self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
-        self._adapters, self._predicts = adapters, predicts
-        self._draft_model = draft_model
-        self._vocabulary = vocabulary
-        self._template = template
-        self._n_ctx = n_ctx
-        self._templates: dict[str, ChatTemplate] = {}
-        self._clock = PreparationClock()
-        self._token_cache: TokenCache | None = None
-        self._control: ControlTexts | None = None
-        self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
-
-    @cached_property
-    def thinking_tags(self) -> tuple[str, ...]:
-        """The tags around reasoning by the model's own chat template; none without reasoning.
-
-        Trial renderings take a tenth of a second of loading, so only templates that reason in other tags get them.
-        """
-        found = known_reasoning(self._template)
-        if found is None and re.search("think|reason", self._template or "", re.IGNORECASE):
-            with suppress(LlmrunError):  # the first request will report it
-                found = self._chat_template(None).reasoning
-        return found[:2] if found else ()
+        self.prompts = PromptWriter(vocabulary, template, n_ctx, projector=projector, adapters=adapters)
+        self._vocabulary, self._n_ctx = vocabulary, n_ctx
+        self._draft_model, self._predicts = draft_model, predicts
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -179,34 +101,33 @@ class Preparer:
         """
         if not self._predicts:
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
-        self._clock.start()
+        self.prompts.clock.start()
         prepared = self._prepared(generate, send)
-        preparation = self._clock.end(generate.asked.arrived)
+        preparation = self.prompts.clock.end(generate.asked.arrived)
         return prepared._replace(extras=replace(prepared.extras, preparation=preparation))
 
     def _prepared(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
+        """Write the prompt, let the grammar begin in the right place, and say what happens to the answer's tokens."""
         request = generate.asked
-        syntax = None
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
-        text, tokens, images, turn, _ = self.prompt(generate, send)
+        prompt = self.prompts.prompt(generate, send)
+        text, tokens = prompt.text, prompt.tokens
+        syntax = None
         if offers_tools(request):
-            with self._clock.phase("template"):
-                syntax = self._chat_template(request.template).syntax
+            with self.prompts.clock.phase("template"):
+                syntax = self.prompts.chat_template(request.template).syntax
             matcher = self._calls(request, syntax)
-        reasoning = self.reasoning(request)
-        beginning = self._beginning(request, text, reasoning)
-        if matcher is not None and request.prompt is None and beginning is None:
-            thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
-            lead = lead_in(reasoning, thinks=thinks, calls=syntax is not None)
-            if reasoning is None and syntax is None:
-                lead = self._chat_template(request.template).lead
-            text += lead
-            tokens += self._vocabulary.tokenize(lead, special=True, begins=False)
+        reasoning = self.prompts.reasoning(request)
+        beginning = self.prompts.beginning(request, text, reasoning)
         if beginning is not None:
             for part in beginning.parts:
                 tokens += self._vocabulary.tokenize(part.text, special=part.special, begins=False)
+        elif matcher is not None and request.prompt is None:
+            lead = self._lead(request, reasoning, syntax)
+            text += lead
+            tokens += self._vocabulary.tokenize(lead, special=True, begins=False)
         inside = reasoning is not None and (opens(text, reasoning) if beginning is None else beginning.inside)
-        with self._clock.phase("grammar"):
+        with self.prompts.clock.phase("grammar"):
             constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
             if request.may_begin_anew:
@@ -214,49 +135,53 @@ class Preparer:
             what = f"an answer that begins with {beginning.text[:40]!r} can't be continued"
             raise UsageError(what, why="its grammar, schema or tool choice does not allow that")
         sampling = self._sampling(request, constraint)
-        prompt = tokens if images is None else text_only(tokens)
         end = self._end(request, constraint, matcher, n_prompt=len(tokens))
-        sampler = SequenceSampler(
-            sampling, self._vocabulary, prompt, constraint, request.remember, request.logprobs, end
-        )
+        seen = tokens if prompt.images is None else text_only(tokens)
+        sampler = SequenceSampler(sampling, self._vocabulary, seen, constraint, request.remember, request.logprobs, end)
         extras = self._extras(request, reasoning, syntax, inside=inside)
         if beginning is not None and extras.splitter is not None:
             extras.splitter.skip(beginning.text)
-        if turn is not None and beginning is None:  # else the message of the answer has more than was generated
-            turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
-            extras = replace(extras, turn=turn)
+        if prompt.turn is not None and beginning is None:  # else the answer's message has more than was generated
+            prompt.turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
+            extras = replace(extras, turn=prompt.turn)
         if matcher is not None and matcher.left_out:
             extras = replace(extras, left_out=matcher.left_out)
-        if images is not None:
-            extras = replace(extras, images=images)
-        elif request.speculation is not None and request.speculation.probes:
-            probe = StepProbe(request.speculation.most, request.speculation.times)
-            extras = replace(extras, drafting=probe, probe=probe)
-        elif request.speculation is not None:
-            model = self._draft_model.drafter() if self._draft_model is not None else None
-            extras = replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
+        if prompt.images is not None:
+            extras = replace(extras, images=prompt.images)
+        else:
+            extras = self._with_drafts(request, extras, tokens)
         return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
 
-    def reasoning(self, request: AnswerRequest) -> ReasoningSyntax | None:
-        """Return the syntax of the reasoning, by the request's template or the model's own; None without any."""
-        with self._clock.phase("template"):
-            found = self._chat_template(request.template).reasoning if request.prompt is None else None
-        return found or known_reasoning(self._template)
+    def _lead(self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None) -> str:
+        """Return the text before a constrained answer that the grammar does not describe."""
+        if reasoning is None and syntax is None:
+            return self.prompts.chat_template(request.template).lead
+        thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
+        return lead_in(reasoning, thinks=thinks, calls=syntax is not None)
 
-    def _beginning(
-        self, request: AnswerRequest, prompt: str, reasoning: ReasoningSyntax | None
-    ) -> AnswerBeginning | None:
-        """Return what the answer is given to begin with; None for nothing.
+    def _with_drafts(self, request: AnswerRequest, extras: Extras, tokens: list[int]) -> Extras:
+        """Add what drafts the answer's tokens, or probes the cost of doing so."""
+        if request.speculation is None:
+            return extras
+        if request.speculation.probes:
+            probe = StepProbe(request.speculation.most, request.speculation.times)
+            return replace(extras, drafting=probe, probe=probe)
+        model = self._draft_model.drafter() if self._draft_model is not None else None
+        return replace(extras, drafting=Drafting(request.speculation, _native.SuffixAutomaton(), tokens, model))
 
-        Raises:
-            UsageError: there is no chat template, or the text is certainly too long.
-        """
-        if not (request.begins or request.begins_reasoning):
+    def _matcher(self, grammar: Grammar | None) -> Matcher | None:
+        if grammar is None:
             return None
-        if request.prompt is not None:
-            raise UsageError("an answer with a given beginning has no plain prompt")
-        self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
-        return AnswerBeginning.of(prompt, reasoning, request.begins_reasoning, request.begins)
+        from llmrun.engine.constraint.matcher import compile_grammar
+
+        with self.prompts.clock.phase("grammar"):
+            return compile_grammar(grammar, self._vocabulary)
+
+    def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
+        from llmrun.engine.constraint.calls import compile_calls
+
+        with self.prompts.clock.phase("grammar"):
+            return compile_calls(request, syntax, self._vocabulary, self.prompts.control_tokens(syntax.texts))
 
     def _accepts(self, constraint: Constraint, text: str) -> bool:
         """Advance a constraint by the text that the answer is given to begin with; return whether it allows that."""
@@ -266,28 +191,6 @@ class Preparer:
         except BadGrammarError:
             return False
         return True
-
-    def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
-        """Return the sampling parameters, with end tokens banned if the request ignores them."""
-        if not request.limits.ignores_end:
-            return request.sampling
-        if constraint is not None:
-            raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
-        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
-
-    @cached_property
-    def _end_texts(self) -> tuple[str, ...]:
-        pieces = map(self._vocabulary.control_piece, self._ends)
-        return tuple(piece.decode("utf-8", "replace") for piece in pieces)
-
-    @cached_property
-    def _end_bans(self) -> tuple[tuple[int, float], ...]:
-        return tuple((token, -math.inf) for token in self._ends)
-
-    @cached_property
-    def _ends(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return tuple(filter(self._vocabulary.is_end, range(self._vocabulary.n_tokens)))
 
     def _constraint(
         self,
@@ -305,14 +208,28 @@ class Preparer:
             from llmrun.engine.constraint.calls import ToolCallConstraint
 
             tracker = ReasoningTracker.begin(tags, inside=inside) if tags is not None else None
-            written = syntax or self._chat_template(request.template).syntax
-            return ToolCallConstraint(matcher, self._vocabulary, written, tracker, self._control_tokens(written.texts))
+            written = syntax or self.prompts.chat_template(request.template).syntax
+            return ToolCallConstraint(
+                matcher, self._vocabulary, written, tracker, self.prompts.control_tokens(written.texts)
+            )
         if matcher is None or tags is None:
             return matcher
         from llmrun.engine.constraint.reasoning import AfterReasoning
 
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
+
+    def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
+        """Return the sampling parameters, with end tokens banned if the request ignores them."""
+        if not request.limits.ignores_end:
+            return request.sampling
+        if constraint is not None:
+            raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
+        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
+
+    @cached_property
+    def _end_bans(self) -> tuple[tuple[int, float], ...]:
+        return tuple((token, -math.inf) for token in self.prompts.ends)
 
     def _end(
         self, request: AnswerRequest, constraint: Constraint | None, matcher: Matcher | None, *, n_prompt: int
@@ -326,35 +243,19 @@ class Preparer:
         n_tokens = room if limit is None else min(limit, room)
         return TimelyEnd(constraint, matcher.tokens, n_tokens, matcher.endings)
 
-    def _calls(self, request: AnswerRequest, syntax: CallSyntax) -> Matcher:
-        from llmrun.engine.constraint.calls import compile_calls
-
-        with self._clock.phase("grammar"):
-            return compile_calls(request, syntax, self._vocabulary, self._control_tokens(syntax.texts))
-
-    def _matcher(self, grammar: Grammar | None) -> Matcher | None:
-        if grammar is None:
-            return None
-        from llmrun.engine.constraint.matcher import compile_grammar
-
-        with self._clock.phase("grammar"):
-            return compile_grammar(grammar, self._vocabulary)
-
     def _extras(
         self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
     ) -> Extras:
         thinking = guard = splitter = None
-        adapters = self.adapters_for(request.adapters)
+        adapters = self.prompts.adapters_for(request.adapters)
         if reasoning is None and request.prompt is None:
-            lead = self._chat_template(request.template).lead if syntax is None else ""
+            lead = self.prompts.chat_template(request.template).lead if syntax is None else ""
             reasoning = possible_reasoning(self._vocabulary.control_texts, lead)
         elif reasoning is not None and (
             request.grammar is not None or request.begins or request.tool_choice not in ("auto", "none")
         ):
             reasoning = reasoning._replace(is_implied=False)  # the grammar, or the answer, begins at once
         if reasoning is not None or syntax is not None:
-            from llmrun.protocol.answer import AnswerSplitter
-
             taken = (call.id for message in request.messages for call in message.tool_calls)
             splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken)
         budget, closing = self._thinking_tokens(request), ""
@@ -364,8 +265,6 @@ class Preparer:
             limit = ThinkingBudget(closed, inside, budget or 0)
             thinking, closing = limit if budget is not None else None, limit.closing
         if request.stops_repeats:
-            from llmrun.engine.core.repeats import RepeatGuard
-
             guard = RepeatGuard()
         return Extras(
             starts_in_reasoning=inside,
@@ -375,11 +274,11 @@ class Preparer:
             closing=closing,
             moves=request.moves,
             logprobs=LogprobStream() if request.logprobs is not None else None,
-            salt=self._salt(request.salt, adapters),
+            salt=self.prompts.salt(request.salt, adapters),
             adapters=adapters,
-            rewritten=self._chat_template(request.template).new_rewritings() if request.prompt is None else (),
-            shown=self._control_tokens(
-                [text for each in (reasoning, syntax) if each is not None for text in each.texts]
+            rewritten=self.prompts.chat_template(request.template).new_rewritings() if request.prompt is None else (),
+            shown=self.prompts.control_tokens(
+                [text for tags in (reasoning, syntax) if tags is not None for text in tags.texts]
             ),
             tool_syntax=syntax.trigger if syntax else "",
             splitter=splitter,
@@ -390,384 +289,3 @@ class Preparer:
         if request.thinking_tokens is not None or not offers_tools(request) or request.tool_choice == "auto":
             return request.thinking_tokens
         return min(_FORCED_THINKING, (request.limits.max_tokens or self._n_ctx) // 2)
-
-    def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
-        """Return the adapters to compute an answer with; None requests the default ones.
-
-        Raises:
-            UsageError: there is no such adapter.
-        """
-        if requested is None:
-            return by_default(self._adapters)
-        invalid = next((number for number, _ in requested if not 0 <= number < len(self._adapters)), None)
-        if invalid is not None:
-            raise UsageError(f"there is no adapter {invalid}", why=f"the model was loaded with {len(self._adapters)}")
-        return applied(requested)
-
-    def _salt(self, requested: str, adapters: tuple[AdapterScale, ...]) -> str:
-        """Return the prefix salt, made of the client's salt and the adapters.
-
-        States without a salt may be saved to disk, for later loads with the same adapters. No client's salt can equal
-        that of other adapters.
-        """
-        is_default = adapters == by_default(self._adapters)
-        if not self._adapters or (is_default and not requested):
-            return requested
-        return f"{'' if is_default else [tuple(each) for each in adapters]}|{requested}"
-
-    def count(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> TokenCount:
-        """Count the tokens of a conversation, and of each message.
-
-        Raises:
-            BadTemplateError: there is no chat template, or it fails.
-            BadModelError: the vocabulary has no tokens for the conversation.
-            UsageError: the prompt is empty, or its last message alone certainly too long.
-        """
-        self._raise_if_too_long(asked.messages[-1:])
-        tokenize, prompt = self._vocabulary.tokenize, self.prompt(Generate(request, asked), send, is_counted=True)
-        messages = self._readable(asked.messages)
-        each = [len(tokenize(message.content, special=False)) for message in messages]
-        for index, message in enumerate(messages):
-            each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
-        n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
-        return TokenCount(
-            tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
-        )
-
-    def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> RenderedPrompt:
-        """Return the prompt of a conversation as text. Raises as prompt()."""
-        text = self.prompt(Generate(request, asked), send, is_counted=True).text
-        beginning = self._beginning(asked, text, self.reasoning(asked))
-        return RenderedPrompt(text + "".join(part.text for part in beginning.parts) if beginning is not None else text)
-
-    def tokenize(self, command: TokenizeText) -> TextTokens:
-        """Tokenize a text.
-
-        Raises:
-            BadModelError: the vocabulary has no tokens for it.
-            ContextOverflowError: it is certainly longer than the context window.
-        """
-        self._raise_if_too_long([Message("user", command.text)])
-        tokens = self._vocabulary.tokenize(command.text, special=command.special)
-        return TextTokens(tuple(tokens), (), self._vocabulary.n_tokens)
-
-    def detokenize(self, command: Detokenize) -> DetokenizedText:
-        """Return the text of tokens.
-
-        Raises:
-            UsageError: the vocabulary has no such token.
-        """
-        self._require_known(command.tokens)
-        vocabulary, pieces, begins = self._vocabulary, [], True
-        for token in command.tokens:
-            piece = vocabulary.piece(token)
-            text = piece.removeprefix(self._added) if begins else piece
-            pieces.append(text if piece else vocabulary.control_piece(token))
-            begins = not piece  # the tokenizer adds a space after a control token too
-        return DetokenizedText(b"".join(pieces).decode("utf-8", "replace"))
-
-    @cached_property
-    def _added(self) -> bytes:
-        """The space that the tokenizer puts before a text, if it does."""
-        data = b"".join(map(self._vocabulary.piece, self._vocabulary.tokenize("a", special=False)))
-        return data.removesuffix(b"a")
-
-    def prompt(
-        self, generate: Generate, send: Callable[[Event], None] = lambda event: None, *, is_counted: bool = False
-    ) -> TokenizedPrompt:
-        """Return the tokens of a plain prompt or a conversation.
-
-        Raises:
-            BadTemplateError: there is no chat template, or it fails.
-            BadModelError: the vocabulary has no tokens for the prompt.
-            UsageError: the prompt is empty, or certainly too long.
-        """
-        request = generate.asked
-        if request.prompt is not None:
-            return self._plain_prompt(request)
-        if not is_counted:
-            self._raise_if_too_long(request.messages, request.tools)
-        render = partial(self._render, generate, send)
-        messages, salt = self._readable(request.messages), self._salt(request.salt, self.adapters_for(request.adapters))
-        tools = request.tools if tells_tools(request) else ()
-        context = self._chat_template(request.template).source, salt, tools, self._options(generate, send)
-        conversation = Conversation(context, messages, private=bool(salt))
-        keeps = request.keep_reasoning
-        if keeps is None and any(message.role == "assistant" for message in messages):
-            keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
-        encode = partial(self._encode_image, generate.request)
-        write = partial(self._conversation_prompt, conversation, render, encode, request.begins)
-        beginning = self.history.find(conversation, keeps=bool(keeps))
-        prompt = write(beginning, keeps)
-        room = self._n_ctx if request.keep_reasoning else int(_ROOMY * self._n_ctx)
-        if len(prompt.tokens) > room and (beginning is not None or keeps):
-            own = write(None, False)
-            n_saved = len(prompt.tokens) - len(own.tokens)
-            if n_saved > (0 if len(prompt.tokens) > self._n_ctx else _WORTHWHILE * self._n_ctx):
-                prompt = own
-                if own.turn is not None:
-                    own.turn.is_shortened = True
-        for event in () if is_counted else prompt.accepted:
-            send(event)
-        if not prompt.tokens:
-            raise UsageError(
-                "the prompt is empty",
-                why="the chat template writes nothing for this conversation",
-                hint="choose another template with --template",
-            )
-        return prompt
-
-    def _render(
-        self,
-        generate: Generate,
-        send: Callable[[Event], None],
-        messages: Sequence[Message],
-        keeps: bool | None,
-        *,
-        is_trial: bool = False,
-    ) -> list[Part | Image]:
-        """Return the parts of a conversation's prompt.
-
-        Args:
-            keeps: as in AnswerRequest.keep_reasoning.
-            is_trial: with few tools, if any.
-        """
-        request = generate.asked
-        tools = request.tools if tells_tools(request) else ()
-        if is_trial:
-            called = {call.name for message in messages for call in message.tool_calls}
-            tools = tuple(tool for tool in tools if tool.name in called) or tools[:1]
-        with ALLOCATING, self._clock.phase("template"):
-            send(Rendering(generate.request))
-            parts = self._chat_template(request.template).render(
-                messages,
-                self._control_texts(),
-                thinking=request.thinks,
-                tools=tools,
-                effort=request.reasoning_effort,
-                keep_reasoning=keeps,
-                variables=request.template_variables,
-            )
-        send(Rendered(generate.request))
-        return parts
-
-    def _options(self, generate: Generate, send: Callable[[Event], None]) -> tuple[object, ...]:
-        """Return the template's options; none if they only change the end of a prompt, as thinking often does."""
-        request = generate.asked
-        options = request.thinks, request.reasoning_effort, request.template_variables
-        key = self._chat_template(request.template).source, *options
-        if options != (None, None, "{}") and key not in self._begin_alike:
-            plain = replace(request, thinking=None, reasoning_effort=None, template_variables="{}")
-            each = (partial(self._render, Generate(generate.request, asked), send) for asked in (request, plain))
-            _forget_oldest(self._begin_alike, _MAX_OPTIONS)
-            self._begin_alike[key] = begin_alike(*(partial(render, keeps=None, is_trial=True) for render in each))
-        return () if self._begin_alike.get(key, True) else options
-
-    def _conversation_prompt(
-        self,
-        conversation: Conversation,
-        render: Callable[..., list[Part | Image]],
-        encode: Callable[[Callable[[Event], None], Image], Pieces],
-        begins: str,
-        beginning: Beginning | None,
-        keeps: bool | None,
-    ) -> TokenizedPrompt:
-        """Return the prompt of a conversation.
-
-        Args:
-            render: returns the parts of a prompt, given messages and `keeps`; with few tools if `is_trial`.
-            encode: returns the tokens and vectors of an image, given what takes the event about it.
-            begins: as in AnswerRequest.
-            beginning: the messages that stand as they were generated. The template writes the others, or all if it
-                can't be told where they end.
-            keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
-        """
-        accepted = list[Event]()
-        encode_image = partial(encode, accepted.append)
-        messages = self.history.with_reasoning(conversation, beginning)
-        parts = before = None
-        if beginning is not None:
-            n_messages = beginning.n_messages
-            ends = {*self._end_texts}
-            written = b"".join(map(self._vocabulary.control_piece, text_only(beginning.turn.tokens[-_LAST:])))
-            trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
-            parts = after_answer(messages, n_messages, trial, whole, ends, written.decode("utf-8", "replace"))
-            if parts is not None:
-                before = self._standing(beginning, messages, encode_image)
-        if parts is None or before is None:
-            beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
-            parts = render(messages, keeps)
-            accepted.clear()
-        text = "".join(part.text for part in parts if isinstance(part, Part))
-        tokens, placed = self._tokens(parts, encode_image, before[0])
-        images = [*before[1], *placed]
-        turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
-        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn, tuple(accepted))
-
-    def _standing(
-        self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Image], Pieces]
-    ) -> tuple[list[int], list[PlacedChunk]] | None:
-        """Return the tokens that a prompt begins with, and the images there; None if an image has other tokens now."""
-        tokens, placed, end = beginning.turn.all_tokens, list[PlacedChunk](), 0
-        for image in (image for message in messages[: beginning.n_messages] for image in message.pictures):
-            for chunk in (piece for piece in encode(image) if not isinstance(piece, list)):
-                ids = list(chunk.ids)
-                start = tokens.index(ids[0], end) if ids[0] in tokens[end:] else end
-                end = start + len(ids)
-                if tokens[start:end] != ids:
-                    return None
-                placed.append(PlacedChunk(start, chunk))
-        return tokens, placed
-
-    def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
-        """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
-        text, suffix, vocabulary = request.prompt or "", request.suffix, self._vocabulary
-        if request.prompt_tokens:
-            self._require_known(request.prompt_tokens)
-            return TokenizedPrompt("", [*request.prompt_tokens])
-        self._raise_if_too_long([Message("user", text), Message("user", suffix or "")])
-        tokens, _ = self._tokens([Part(text, False)], lambda image: ())
-        if suffix is not None:
-            if vocabulary.fill_in is None:
-                raise UsageError(
-                    "this model can't fill in the middle",
-                    why="its vocabulary has no tokens for it",
-                    hint="leave the suffix out, or use a model for code, such as qwen2.5-coder",
-                )
-            before, after, middle = vocabulary.fill_in
-            pieces = (vocabulary.tokenize(each, special=False, begins=False) for each in (text, suffix))
-            return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
-        if not tokens:
-            raise UsageError("the prompt is empty", hint="type something")
-        return TokenizedPrompt(text, tokens)
-
-    def _require_known(self, tokens: Sequence[int]) -> None:
-        """Raise UsageError if the vocabulary lacks one of these tokens."""
-        n_tokens = self._vocabulary.n_tokens
-        invalid = next((token for token in tokens if not 0 <= token < n_tokens), None)
-        if invalid is not None:
-            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {n_tokens:,}")
-
-    def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return with_omitted_images(messages, sees=self._projector is not None)
-
-    def _encode_image(self, request: int, send: Callable[[Event], None], image: Image) -> Pieces:
-        """Return the tokens and vectors of an image, and send ImageAccepted."""
-        if self._projector is None:
-            raise UsageError("this model can't read images", why="it was loaded without a projector")
-        data, width, height = image_bytes(image)
-        pieces = self._projector.pieces(data, image.name or "the image")
-        n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
-        _forget_oldest(self._image_lengths, _MAX_IMAGE_LENGTHS)
-        self._image_lengths[hash(image.data)] = n_tokens
-        send(ImageAccepted(request, image.name, width, height, n_tokens))
-        return pieces
-
-    def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes."""
-        texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
-        n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        if n_bytes <= self._n_ctx * _LONG_TOKEN:
-            return
-        vocabulary = self._vocabulary
-        longest = max(len(vocabulary.piece(token)) for token in range(vocabulary.n_tokens))
-        minimum = n_bytes // max(longest, 1)
-        if minimum > self._n_ctx:
-            raise ContextOverflowError(
-                f"the prompt is at least {minimum:,} tokens long, the context window {self._n_ctx:,}",
-                hint="shorten it, or ask for a larger context window with --ctx",
-                size=(minimum, self._n_ctx),
-            )
-
-    def _tokens(
-        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces], standing: Sequence[int] = ()
-    ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and the images of the parts.
-
-        Args:
-            standing: the tokens before the parts.
-        """
-        vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
-        for part in parts:
-            if isinstance(part, Part):
-                begins = not ids
-                ids += (
-                    self._special_tokens(part.text, begins=begins)
-                    if part.special
-                    else self._checked(part.text, special=False, begins=begins)
-                )
-            for piece in encode(part) if isinstance(part, Image) else ():
-                if isinstance(piece, list):
-                    ids += piece
-                else:
-                    placed.append(PlacedChunk(len(ids), piece))
-                    ids += piece.ids
-        tokens = ids if standing else vocabulary.with_bos(ids)
-        placed = [each._replace(start=each.start + len(tokens) - len(ids)) for each in placed]
-        is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
-        if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
-            raise _lossy_vocabulary()
-        return tokens, placed
-
-    def _checked(self, text: str, *, special: bool, begins: bool) -> list[int]:
-        """Return the tokens of a text.
-
-        Raises:
-            BadModelError: the vocabulary does not have all of them.
-        """
-        tokens = self._vocabulary.tokenize(text, special=special, begins=begins)
-        n_tokens = self._vocabulary.n_tokens
-        for start in range(0, len(tokens), PIECE_TOKENS):
-            piece = tokens[start : start + PIECE_TOKENS]
-            if not 0 <= min(piece) <= max(piece) < n_tokens:
-                raise _lossy_vocabulary()
-        return tokens
-
-    def _chat_template(self, template: str | None) -> ChatTemplate:
-        source = template or self._template
-        if source is None:
-            raise BadTemplateError(
-                "this model has no chat template",
-                hint="complete plain text with --raw, or give a template with --template chatml or --template FILE",
-            )
-        source = NAMED.get(source, source)
-        if source not in self._templates:
-            _forget_oldest(self._templates, _MAX_TEMPLATES)
-            vocabulary = self._vocabulary
-            self._templates[source] = ChatTemplate(
-                source,
-                bos=vocabulary.bos_text,
-                eos=vocabulary.eos_text,
-                control=vocabulary.control_texts,
-                ends=self._end_texts,
-            )
-        return self._templates[source]
-
-    def _special_tokens(self, text: str, *, begins: bool) -> list[int]:
-        """Return the tokens of a text of the template, in which control texts are control tokens."""
-        if self._token_cache is None:
-            self._token_cache = TokenCache(partial(self._checked, special=True), self._control_texts())
-        return self._token_cache.tokens(text, begins=begins)
-
-    def _control_texts(self) -> ControlTexts:
-        if self._control is None:
-            self._control = ControlTexts(self._vocabulary.control_texts)
-        return self._control
-
-    def _control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
-        tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))
-        return frozenset(token for token in tokens if not self._vocabulary.piece(token))
-
-
-def _forget_oldest(remembered: dict[Any, Any], limit: int) -> None:
-    """Make room for one more."""
-    while len(remembered) >= limit:
-        del remembered[next(iter(remembered))]
-
-
-def _lossy_vocabulary() -> BadModelError:
-    return BadModelError(
-        "the model's vocabulary can't encode this prompt",
-        why="it has no token for some of its characters",
-        hint="the file is probably damaged, or badly converted: download another one",
-    )

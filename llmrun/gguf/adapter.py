@@ -71,9 +71,9 @@ def adapter_facts(header: Header) -> AdapterFacts:
     if not is_adapter(header):
         hint = "llmrun convert makes one of a PEFT folder; llmrun show says what a file is"
         raise UsageError(f"{name!r} is not a LoRA adapter", why="general.type is not 'adapter'", hint=hint)
-    kind = header.text("adapter.type")
-    if kind != "lora":
-        raise BadModelError(f"{name!r} can't be used", why=f"it is an adapter of the type {kind!r}, not 'lora'")
+    adapter_type = header.text("adapter.type")
+    if adapter_type != "lora":
+        raise BadModelError(f"{name!r} can't be used", why=f"it is an adapter of the type {adapter_type!r}, not 'lora'")
     if _INVOCATION in header.metadata:
         raise BadModelError(
             f"{name!r} can't be used", why="it is an activated LoRA, which applies after certain tokens only"
@@ -86,16 +86,16 @@ def adapter_facts(header: Header) -> AdapterFacts:
 
 
 def _pairs(header: Header) -> dict[str, LoraPair]:
-    found = {tensor.name: tensor for tensor in header.tensors}
-    names = [name[: -len(_A)] for name in found if name.endswith((_A, _B))]
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    names = [name[: -len(_A)] for name in tensors if name.endswith((_A, _B))]
     pairs: dict[str, LoraPair] = {}
     for name in dict.fromkeys(names):
-        if name + _A not in found or name + _B not in found:
+        if name + _A not in tensors or name + _B not in tensors:
             _damaged(header, f"tensor {name!r} has only one of two matrices")
-        pairs[name] = pair = LoraPair(found[name + _A], found[name + _B])
+        pairs[name] = pair = LoraPair(tensors[name + _A], tensors[name + _B])
         if pair.ranks[0] != pair.ranks[1] or pair.a.shape[2:] != pair.b.shape[2:]:
             _damaged(header, f"the matrices of {name!r} are {_words(pair.a.shape)} and {_words(pair.b.shape)}")
-    other = [name for name in found if not name.endswith((_A, _B, _IGNORED))]
+    other = [name for name in tensors if not name.endswith((_A, _B, _IGNORED))]
     if other:
         _damaged(header, f"tensor {other[0]!r} is not a part of a LoRA adapter")
     wrong = next((tensor for tensor in header.tensors if tensor.type not in WEIGHT_TYPES), None)
@@ -139,13 +139,13 @@ def _misfit(adapter: AdapterFacts, model: Header) -> str:
         return f"it is for {adapter.header.architecture!r} models, this one is {model.architecture!r}"
     if _EMBEDDINGS in adapter.pairs and ties_embeddings(model):
         return "it changes the embeddings, which are this model's output matrix too: llama.cpp can't compute that"
-    known = {tensor.name: tensor for tensor in model.tensors}
+    tensors = {tensor.name: tensor for tensor in model.tensors}
     for name, pair in adapter.pairs.items():
-        if name not in known:
+        if name not in tensors:
             return f"the model has no tensor {name!r}"
         required = tuple(reversed(pair.shape)) if name == _EMBEDDINGS else pair.shape
-        if required != known[name].shape:
-            return f"its {name!r} is {_words(required)}, the model's {_words(known[name].shape)}"
+        if required != tensors[name].shape:
+            return f"its {name!r} is {_words(required)}, the model's {_words(tensors[name].shape)}"
     return ""
 
 

@@ -41,8 +41,10 @@ def is_projector(filename: str) -> bool:
 def projector_for(model: str, filenames: Iterable[str]) -> str | None:
     """Return the projector among the files beside a model, by their names; None without one."""
     folder = model.rpartition("/")[0]
-    found = projectors_for(model, filenames)
-    return min(found, key=lambda name: (name.rpartition("/")[0] != folder, _projector_rank(name), name), default=None)
+    candidates = projectors_for(model, filenames)
+    return min(
+        candidates, key=lambda name: (name.rpartition("/")[0] != folder, _projector_rank(name), name), default=None
+    )
 
 
 def projectors_for(model: str, filenames: Iterable[str]) -> list[str]:
@@ -51,11 +53,11 @@ def projectors_for(model: str, filenames: Iterable[str]) -> list[str]:
     One that has the name of another model beside it is that one's.
     """
     names, words = list(filenames), _words(model)
-    own = {name: _words(name) - _PROJECTOR_WORDS for name in names if is_projector(name)}
+    words_of = {name: _words(name) - _PROJECTOR_WORDS for name in names if is_projector(name)}
     others = [_words(name) for name in names if is_model(name) and name.rpartition("/")[2] != model.rpartition("/")[2]]
-    named = [name for name, said in own.items() if said and said <= words]
-    unnamed = [name for name, said in own.items() if not said]
-    return named or unnamed or [name for name, said in own.items() if not any(said <= other for other in others)]
+    named = [name for name, said in words_of.items() if said and said <= words]
+    unnamed = [name for name, said in words_of.items() if not said]
+    return named or unnamed or [name for name, said in words_of.items() if not any(said <= other for other in others)]
 
 
 def name_of_projector(filename: str) -> frozenset[str]:
@@ -80,9 +82,9 @@ def quant_of(filename: str) -> str | None:
     folder, _, name = filename.upper().rpartition("/")
     stem = _PART.sub("", name).removesuffix(".GGUF")
     for text in (stem, folder):
-        found = _QUANT.findall(text)
-        if found:
-            quant: str = found[-1]
+        quants = _QUANT.findall(text)
+        if quants:
+            quant: str = quants[-1]
             return quant.replace("FP", "F") if quant in {"FP16", "FP32"} else quant
     return None
 
@@ -107,10 +109,10 @@ def all_parts(first: str) -> tuple[str, ...]:
 
 def available(filenames: Iterable[str]) -> dict[str, str]:
     """Return quant -> (first) file, in order of preference. A file without a quant has its name as key."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name in sorted((name for name in filenames if is_model(name) and not is_later_part(name)), key=_depth):
-        found.setdefault(quant_of(name) or name, name)
-    return dict(sorted(found.items(), key=lambda item: _rank(item[0])))
+        files.setdefault(quant_of(name) or name, name)
+    return dict(sorted(files.items(), key=lambda item: _rank(item[0])))
 
 
 def choose(filenames: Iterable[str], quant: str | None) -> str | None:

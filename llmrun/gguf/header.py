@@ -1,30 +1,34 @@
-"""The header of a model file: tensors, the meaning of its metadata, and the figures that follow.
+"""The header of a model file, or one of several: tensors, the meaning of its metadata, and the figures that follow.
 
-Must not know the file format (reader.py), the values that make llama.cpp abort (rules.py), nor the KV cache of each
-architecture (kv_layers.py).
+reader.py has the file format, rules.py the values that make llama.cpp abort, layers.py the KV cache of each
+architecture.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import prod
+from typing import NoReturn
 
-from llmrun.gguf.kv_layers import (
+from llmrun.errors import BadModelError
+from llmrun.gguf.filenames import all_parts
+from llmrun.gguf.layers import (
     MAX_LAYERS,
     KvLayer,
+    LayerShares,
     can_roll_back,
     head_elements,
     kv_layers,
+    most_feed_forward,
     n_heads,
     recurrent_bytes,
     recurrent_layers,
     window_of,
 )
 from llmrun.gguf.metadata import ModelMetadata, length_of, of_layer
-from llmrun.gguf.placement import LayerShares, most_feed_forward
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.protocol.params import BOUNDS, PARAMETERS
 from llmrun.protocol.sizes import readable_count
@@ -148,11 +152,11 @@ class Header(ModelMetadata):
     @property
     def expert_bytes(self) -> dict[int, int]:
         """Layer -> bytes of its experts; empty for a dense model."""
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         for tensor in self.tensors if self.n_experts else ():
             if match := _EXPERTS.match(tensor.name):
-                found[int(match[1])] = found.get(int(match[1]), 0) + tensor.n_bytes
-        return found
+                sizes[int(match[1])] = sizes.get(int(match[1]), 0) + tensor.n_bytes
+        return sizes
 
     @property
     def n_parameters(self) -> int:
@@ -236,7 +240,7 @@ class Header(ModelMetadata):
             row[0] += 1
             row[1] += tensor.n_bytes
             row[2] += tensor.n_elements
-        shares = [TypeShare(kind, *row) for kind, row in rows.items()]
+        shares = [TypeShare(type_name, *row) for type_name, row in rows.items()]
         return tuple(sorted(shares, key=lambda share: -share.n_bytes))
 
     @property
@@ -268,7 +272,7 @@ class Header(ModelMetadata):
         template = self.chat_template
         if template is None:
             return ""
-        fitting = (kind for kind, texts in _TEMPLATE_KINDS if all(text in template for text in texts))
+        fitting = (name for name, texts in _TEMPLATE_KINDS if all(text in template for text in texts))
         return next(fitting, "other")
 
     @property
@@ -285,8 +289,8 @@ class Header(ModelMetadata):
     def base_model(self) -> str | None:
         """The base model, as "owner/repo" if the file has that; None if it names none."""
         for key in ("general.base_model.0.repo_url", "general.source.huggingface.repository"):
-            if found := self.text(key):
-                return found.removeprefix("https://huggingface.co/")
+            if url := self.text(key):
+                return url.removeprefix("https://huggingface.co/")
         return self.text("general.base_model.0.name")
 
     @property
@@ -374,7 +378,7 @@ class Header(ModelMetadata):
     @cached_property
     def layer_shares(self) -> LayerShares:
         """Shares of the weights of each layer."""
-        return LayerShares.of(self.n_layers, {each.name: each.n_bytes for each in self.tensors})
+        return LayerShares.of(self.n_layers, {tensor.name: tensor.n_bytes for tensor in self.tensors})
 
     @property
     def n_window_layers(self) -> int:
@@ -435,3 +439,72 @@ def _cells(window: int, *, n_tokens: int, ubatch: int, sequences: int, streams: 
         return n_tokens
     of_each = window * (1 if streams > 1 else sequences) + ubatch
     return min(n_tokens, streams * -(-of_each // 256) * 256)
+
+
+# ---- split models (`-00001-of-00003.gguf`) ----
+
+
+def other_parts(first: Header) -> tuple[str, ...]:
+    """Return the names of the files after the first, in order; none if the model is whole.
+
+    Raises:
+        BadModelError: the file is not the first, or the others' names don't follow from its name.
+    """
+    name = first.path.name
+    if first.split_count == 1:
+        return ()
+    names = all_parts(name)
+    number = first.split_number
+    if number:
+        hint = f"open the first: {names[0]}" if len(names) > number else "open the first"
+        raise BadModelError(f"{name!r} is part {number + 1} of a split model", why=f"'split.no' is {number}", hint=hint)
+    if len(names) != first.split_count:
+        raise BadModelError(
+            f"{name!r} is the first of {first.split_count} files, but its name does not tell their names",
+            why=f"'split.count' is {first.split_count}",
+            hint=f"restore the names of the files: they end in -00001-of-{first.split_count:05}.gguf",
+        )
+    if names[0] != name:
+        _fail(first, f"'split.no' is 0, but by its name it is not {names[0]!r}")
+    return names[1:]
+
+
+def unite(first: Header, others: Iterable[Header]) -> Header:
+    """Return one header for the whole model: the first file's metadata, all files' tensors and bytes.
+
+    Args:
+        others: headers of other_parts(), in that order.
+
+    Raises:
+        BadModelError: a file's number contradicts its name, or the number of tensors is wrong.
+    """
+    tensors = list(first.tensors)
+    size = first.file_size
+    for number, part in enumerate(others, 1):
+        if part.split_number != number:
+            stated = part.split_number
+            _fail(part, f"'split.no' is {'missing' if stated is None else stated}; it should be {number}")
+        tensors += [replace(tensor, part=number) for tensor in part.tensors]
+        size += part.file_size
+    _check_names(first, tensors)
+    stated = first.integer("split.tensors.count")
+    if stated != len(tensors):
+        shown = "missing" if stated is None else stated
+        _fail(first, f"'split.tensors.count' is {shown}, but its files have {len(tensors)} tensors")
+    return replace(first, file_size=size, tensors=tuple(tensors))
+
+
+def _check_names(first: Header, tensors: list[Tensor]) -> None:
+    names: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in names:
+            _fail(first, f"tensor {tensor.name!r} is in two of its files")
+        names.add(tensor.name)
+
+
+def _fail(header: Header, why: str) -> NoReturn:
+    raise BadModelError(
+        f"the files of the split model {header.path.name!r} don't belong together",
+        why=why,
+        hint="download all of them again",
+    )

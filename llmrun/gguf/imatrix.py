@@ -94,8 +94,8 @@ def _read_gguf(path: Path) -> ImatrixFile:
     names = [name.removesuffix(SUMS) for name in tensors if name.endswith(SUMS)]
     if not names:
         architecture = header.metadata.get("general.architecture")
-        kind = f"it is a model ({architecture})" if isinstance(architecture, str) else "it is GGUF of something else"
-        raise _not_one(path, kind)
+        why = f"it is a model ({architecture})" if isinstance(architecture, str) else "it is GGUF of something else"
+        raise _not_one(path, why)
     with _open(path) as file:
         entries = {name: _entry(header, file, tensors, name) for name in names}
     datasets = header.metadata.get(DATASETS)

@@ -51,9 +51,9 @@ def command_for(header: Header, model: str) -> str:
 def refuse_answers(header: Header) -> None:
     """Raise UsageError if the model is made for embeddings."""
     if makes_embeddings(header):
-        kind = "a reranker" if pooling_of(header) == "rank" else "an embedding model"
+        what = "a reranker" if pooling_of(header) == "rank" else "an embedding model"
         raise UsageError(
-            f"{header.name} is {kind}, which does not answer",
+            f"{header.name} is {what}, which does not answer",
             why="it is an encoder" if is_encoder(header) else "its file states a pooling of vectors",
             hint=command_for(header, "MODEL"),
         )

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, ModelNotFoundError
-from llmrun.gguf.header import Header, Tensor
+from llmrun.gguf.header import Header, Tensor, other_parts, unite
 from llmrun.gguf.metadata import ArrayInfo, Value, length_of
-from llmrun.gguf.split import other_parts, unite
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
 
 __all__ = ["ArrayInfo", "Header", "NeedMoreBytes", "Tensor", "Value", "parse_header", "read_header", "read_part"]
@@ -247,26 +246,26 @@ class _HeaderReader:
     # ---- metadata
 
     def metadata(self, n_keys: int) -> dict[str, Value]:
-        found: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         for index in range(n_keys):
             raw = self.string(f"metadata key {index}", MAX_KEY_BYTES)
             key = raw.decode("utf-8", "backslashreplace")
-            if not key or key in found:
+            if not key or key in values:
                 self.fail(f"metadata key {index} is {key!r}, {'a duplicate' if key else 'empty'}")
-            found[key] = self.value(key)
-        return found
+            values[key] = self.value(key)
+        return values
 
     def value(self, key: str) -> Value:
-        kind = self.number("I", f"the type of {key!r}")
-        required = _PRESCRIBED_TYPES.get(key, kind)
-        if kind != required:
-            name = _VALUE_TYPES[kind][0] if kind in _VALUE_TYPES else kind
+        type_number = self.number("I", f"the type of {key!r}")
+        required = _PRESCRIBED_TYPES.get(key, type_number)
+        if type_number != required:
+            name = _VALUE_TYPES[type_number][0] if type_number in _VALUE_TYPES else type_number
             self.fail(f"{key!r} has the type {name}; it has to be {_VALUE_TYPES[required][0]}")
-        if kind == _ARRAY:
+        if type_number == _ARRAY:
             return self.array(key)
-        if kind == _STRING:
+        if type_number == _STRING:
             return self.text(key)
-        value: Value = self.number(self.code(kind, key), repr(key))
+        value: Value = self.number(self.code(type_number, key), repr(key))
         return value
 
     def text(self, key: str) -> Value:
@@ -279,16 +278,16 @@ class _HeaderReader:
         self.advance(start + 8 + length, repr(key))
         return ArrayInfo(length)
 
-    def code(self, kind: int, key: str) -> str:
+    def code(self, type_number: int, key: str) -> str:
         """Return the struct code of a number's type."""
-        if kind not in _VALUE_TYPES or kind == _ARRAY:
-            problem = "an array in an array" if kind == _ARRAY else f"an unknown type {kind}"
+        if type_number not in _VALUE_TYPES or type_number == _ARRAY:
+            problem = "an array in an array" if type_number == _ARRAY else f"an unknown type {type_number}"
             self.fail(f"{key!r} has {problem}")
-        return _VALUE_TYPES[kind][1]
+        return _VALUE_TYPES[type_number][1]
 
     def array(self, key: str) -> Value:
-        kind = self.number("I", f"the element type of {key!r}")
-        code = self.code(kind, key)
+        type_number = self.number("I", f"the element type of {key!r}")
+        code = self.code(type_number, key)
         length: int = self.number("Q", f"the length of {key!r}")
         min_bytes = struct.calcsize("<" + code) if code else 8
         if length * min_bytes > self.limit - self.position:
@@ -328,15 +327,15 @@ class _HeaderReader:
     def special_texts(self, metadata: Mapping[str, Value]) -> dict[int, bytes]:
         """Return the texts of the special tokens, by id."""
         n_tokens = length_of(metadata.get(_TOKENS))
-        found = {}
+        texts = {}
         for key, number in metadata.items():
             if not _SPECIAL_TOKEN.fullmatch(key) or not isinstance(number, int) or not 0 <= number < n_tokens:
                 continue
             if number // _MARK_EVERY < len(self.marks):
                 mark = self.marks[number // _MARK_EVERY]
                 position = _skip_strings(self.data, mark, number % _MARK_EVERY)
-                found[number] = _strings(self.data, position, 1)[0][:_TOKEN_TEXT_BYTES]
-        return found
+                texts[number] = _strings(self.data, position, 1)[0][:_TOKEN_TEXT_BYTES]
+        return texts
 
     # ---- tensor table
 
@@ -347,15 +346,15 @@ class _HeaderReader:
         return value
 
     def tensors(self, n_tensors: int, alignment: int) -> tuple[Tensor, ...]:
-        found: dict[str, Tensor] = {}
+        by_name: dict[str, Tensor] = {}
         for index in range(n_tensors):
             row = self.tensor(index)
-            if row.name in found:
+            if row.name in by_name:
                 self.fail(f"tensor {row.name!r} is a duplicate")
-            found[row.name] = row
+            by_name[row.name] = row
         data_start = -(-self.position // alignment) * alignment
         expected = 0
-        for row in found.values():
+        for row in by_name.values():
             if row.offset != expected:
                 self.fail(f"tensor {row.name!r} is at offset {row.offset}; it should be at {expected}")
             stop = data_start + row.offset + row.n_bytes
@@ -365,7 +364,7 @@ class _HeaderReader:
                 )
             expected += -(-row.n_bytes // alignment) * alignment
         return tuple(
-            Tensor(row.name, row.shape, row.type, row.n_bytes, data_start + row.offset) for row in found.values()
+            Tensor(row.name, row.shape, row.type, row.n_bytes, data_start + row.offset) for row in by_name.values()
         )
 
     def tensor(self, index: int) -> Tensor:
@@ -379,10 +378,10 @@ class _HeaderReader:
             self.fail(f"tensor {name!r} has {n_dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
         packed = self.take(8 * n_dimensions, f"the shape of {name!r}")
         shape = struct.unpack(f"<{n_dimensions}q", packed) or (1,)
-        kind, offset = struct.unpack("<IQ", self.take(12, f"the type of {name!r}"))
-        if kind not in TYPE_NAMES:
-            self.fail(f"tensor {name!r} has an unknown type {kind}")
-        type_name = TYPE_NAMES[kind]
+        type_number, offset = struct.unpack("<IQ", self.take(12, f"the type of {name!r}"))
+        if type_number not in TYPE_NAMES:
+            self.fail(f"tensor {name!r} has an unknown type {type_number}")
+        type_name = TYPE_NAMES[type_number]
         _, block_elements, block_bytes = TENSOR_TYPES[type_name]
         overflows = prod(size for size in shape if size > 0) >= 2**63
         if min(shape) < 0 or shape[0] % block_elements or overflows:
@@ -408,9 +407,9 @@ def _skip_strings(data: bytes | mmap.mmap, position: int, count: int) -> int:
 def _strings(data: bytes | mmap.mmap, position: int, count: int) -> tuple[bytes, ...]:
     """Return `count` strings whose lengths _skip_strings has checked."""
     unpack_from = struct.Struct("<Q").unpack_from
-    found = []
+    strings = []
     for _ in range(count):
         start = position + 8
         position = start + unpack_from(data, position)[0]
-        found.append(data[start:position])
-    return tuple(found)
+        strings.append(data[start:position])
+    return tuple(strings)

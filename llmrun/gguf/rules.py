@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from llmrun.errors import BadModelError, LlmrunError
 from llmrun.gguf.header import DRAFT_KINDS, Header, Tensor
-from llmrun.gguf.kv_layers import MAX_LAYERS, sliding_layers
+from llmrun.gguf.layers import MAX_LAYERS, sliding_layers
 from llmrun.gguf.metadata import length_of
 from llmrun.gguf.reader import read_header, read_part
 
@@ -138,14 +138,14 @@ def check_vocabulary(header: Header) -> None:
     tokens = full.metadata.get(_TOKENS)
     if not isinstance(tokens, tuple) or not all(isinstance(token, bytes) for token in tokens[:1]):
         _fail(header, f"{_TOKENS} is missing or holds no texts")
-    known = set(tokens)
-    if len(known) < len(tokens):
+    distinct = set(tokens)
+    if len(distinct) < len(tokens):
         _check_duplicates(header, tokens)
     total = sum(map(len, tokens))
     if total > MAX_VOCABULARY_BYTES:
         _fail(header, f"{_TOKENS} holds {total} bytes; at most {MAX_VOCABULARY_BYTES} are allowed")
     if header.tokenizer_model == "llama":
-        _check_byte_tokens(header, known)
+        _check_byte_tokens(header, distinct)
     types = full.metadata.get(_TOKEN_TYPES)
     if header.tokenizer_model in {"bert", "rwkv"} and isinstance(types, tuple) and _BYTE_TYPE in types:
         _fail(header, f"{_TOKEN_TYPES} of token {types.index(_BYTE_TYPE)} is {_BYTE_TYPE} (byte),"
@@ -183,15 +183,15 @@ def _check_kind(header: Header) -> None:
             why="it can only draft for the model that it was made for, and llmrun can't draft with it yet",
             hint="llmrun run MODEL, which drafts from the text, and with the model's own heads if it has some",
         )
-    kind = header.text("general.type")
-    if kind == "adapter":
+    general_type = header.text("general.type")
+    if general_type == "adapter":
         raise BadModelError(
             f"{header.path.name!r} is an adapter, not a model",
             why=f"general.type is 'adapter': it goes with {header.base_model or 'the model that it was made for'}",
             hint=shlex.join(["llmrun", "run", header.base_model or "MODEL", "--lora", str(header.path)]),
         )
-    if kind in _NOT_MODELS:
-        _fail(header, f"general.type is {kind!r}: {_NOT_MODELS[kind]}")
+    if general_type in _NOT_MODELS:
+        _fail(header, f"general.type is {general_type!r}: {_NOT_MODELS[general_type]}")
     if not header.tensors:
         _fail(header, "it holds no tensors")
 
@@ -217,7 +217,7 @@ def _check_sizes(header: Header) -> None:
 
 def _check_trunk(header: Header) -> None:
     """Refuse a file of draft layers alone, for which llama.cpp reads through a null pointer."""
-    layers = {int(found[1]) for tensor in header.tensors if (found := _LAYER.match(tensor.name))}
+    layers = {int(match[1]) for tensor in header.tensors if (match := _LAYER.match(tensor.name))}
     predicting = header.model_count("nextn_predict_layers")
     if predicting and layers and min(layers) >= header.n_layers - predicting:
         raise BadModelError(
@@ -414,8 +414,8 @@ def _check_duplicates(header: Header, tokens: tuple[bytes, ...]) -> None:
         first[text] = number
 
 
-def _check_byte_tokens(header: Header, known: set[bytes]) -> None:
+def _check_byte_tokens(header: Header, tokens: set[bytes]) -> None:
     """Require the byte tokens, by which a SentencePiece vocabulary spells unknown characters."""
-    missing = [b for b in range(256) if f"<0x{b:02X}>".encode() not in known and bytes([b]) not in known]
+    missing = [b for b in range(256) if f"<0x{b:02X}>".encode() not in tokens and bytes([b]) not in tokens]
     if missing:
         _fail(header, f"{_TOKENS} lacks {len(missing)} byte tokens, the first is '<0x{missing[0]:02X}>'")

@@ -210,11 +210,11 @@ class _Parser:
     def _literal(self) -> Literal:
         start = self._at
         self._at += 1
-        found: list[str] = []
+        characters: list[str] = []
         while not self._text.startswith('"', self._at):
-            found.append(self._character('this " is never closed', start))
+            characters.append(self._character('this " is never closed', start))
         self._at += 1
-        return Literal("".join(found))
+        return Literal("".join(characters))
 
     def _characters(self) -> Characters:
         start = self._at
@@ -312,12 +312,12 @@ class _Parser:
         return "the end" if not character else "the end of the line" if character in "\r\n" else repr(character)
 
     def _unexpected(self) -> BadGrammarError:
-        found = self._found()
-        if found in ("'*'", "'+'", "'?'", "'{'"):
-            return self._error(f"there is nothing that {found} could repeat")
-        if found == "')'":
+        unexpected = self._found()
+        if unexpected in ("'*'", "'+'", "'?'", "'{'"):
+            return self._error(f"there is nothing that {unexpected} could repeat")
+        if unexpected == "')'":
             return self._error("this ) was never opened")
-        return self._error(f"{found} is not expected here")
+        return self._error(f"{unexpected} is not expected here")
 
     def _error(self, why: str, hint: str = "", *, offset: int | None = None) -> BadGrammarError:
         return broken(GRAMMAR, self._text, min(self._at, len(self._text)) if offset is None else offset, why, hint)
@@ -325,13 +325,13 @@ class _Parser:
 
 def merged(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Return the characters of all ranges as sorted and disjoint ones."""
-    found: list[tuple[int, int]] = []
+    ranges_so_far: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if ranges_so_far and first <= ranges_so_far[-1][1] + 1:
+            ranges_so_far[-1] = (ranges_so_far[-1][0], max(ranges_so_far[-1][1], last))
         else:
-            found.append((first, last))
-    return tuple(found)
+            ranges_so_far.append((first, last))
+    return tuple(ranges_so_far)
 
 
 def without(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -368,14 +368,14 @@ def closure(rules: Mapping[str, Rule], holds: Callable[[Node, set[str]], bool]) 
     for rule in rules.values():
         for reference in references(rule.body):
             users[reference.name].append(rule.name)
-    known: set[str] = set()
+    names: set[str] = set()
     waiting = list(rules)
     while waiting:
         name = waiting.pop()
-        if name not in known and holds(rules[name].body, known):
-            known.add(name)
+        if name not in names and holds(rules[name].body, names):
+            names.add(name)
             waiting += users[name]
-    return known
+    return names
 
 
 def can_be_empty(node: Node, empty_rules: set[str]) -> bool:

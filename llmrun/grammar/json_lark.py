@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import numbers, schema
-from llmrun.grammar.formats import FORMATS
 from llmrun.grammar.place import SCHEMA
-from llmrun.grammar.regex import characters_of_json, literal, parse
-from llmrun.grammar.schema_parts import Schema
+from llmrun.grammar.regex import FORMATS, characters_of_json, literal, parse
+from llmrun.grammar.schema import Schema
 from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, join, key_of
 
 _MAX_PATTERNS = 4  # of one object, whose names may match any combination of them
@@ -173,8 +172,8 @@ class _Writer:
             why = "contains can't be enforced beside prefixItems, minItems, maxItems or another contains"
             self._fail(shape, ("contains",), why, "describe each item with prefixItems")
         items = shape.items or ()
-        item, found = self._rule(items), self._rule(join(items, terms))
-        one = f'({item} ", ")* {found}'
+        item, containing = self._rule(items), self._rule(join(items, terms))
+        one = f'({item} ", ")* {containing}'
         more = _times(f'(", " {one})', least - 1, least - 1)
         return f'"[" {one} {more} (", " {item})* "]"'
 
@@ -299,8 +298,8 @@ class _Writer:
             for matching in combinations(patterns, size):
                 terms: Terms = ()
                 for group in shape.groups:
-                    found = [each for pattern, each in group.patterns if pattern in matching]
-                    for each in found or [group.others or ()]:
+                    matching_terms = [each for pattern, each in group.patterns if pattern in matching]
+                    for each in matching_terms or [group.others or ()]:
                         terms = join(terms, each)
                 if not self._shapes.is_possible(terms):
                     continue

@@ -88,33 +88,33 @@ class _Reader:
         return self._number_or_word()
 
     def _object(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for _ in self._items("}"):
             offset = self.at
             if not self._text.startswith('"', offset):
                 self.fail(f"a key in double quotes should be here, not {self.found()}")
             key = self._string()
-            if key in found:
+            if key in members:
                 self.fail(f"the key {key!r} appears twice", offset)
             self.skip()
             if not self._text.startswith(":", self.at):
                 self.fail(f"after the key {key!r} there should be ':', not {self.found()}")
             self.at += 1
             self.skip()
-            self.places.note(found, key, self.at, offset)
-            found[key] = self.value(depth + 1)
-            if isinstance(found[key], dict | list):
-                self.places.note_parent(found, key)
-        return found
+            self.places.note(members, key, self.at, offset)
+            members[key] = self.value(depth + 1)
+            if isinstance(members[key], dict | list):
+                self.places.note_parent(members, key)
+        return members
 
     def _array(self, depth: int) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         for _ in self._items("]"):
-            self.places.note(found, len(found), self.at)
-            found.append(self.value(depth + 1))
-            if isinstance(found[-1], dict | list):
-                self.places.note_parent(found, len(found) - 1)
-        return found
+            self.places.note(items, len(items), self.at)
+            items.append(self.value(depth + 1))
+            if isinstance(items[-1], dict | list):
+                self.places.note_parent(items, len(items) - 1)
+        return items
 
     def _items(self, close: str) -> Iterator[None]:
         """Stop at the beginning of each item between brackets, then after the closing one."""

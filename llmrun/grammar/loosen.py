@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from llmrun.errors import BadGrammarError
 from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.jsontext import read_json
-from llmrun.grammar.schema_parts import LISTS, NAMED, SINGLE, places_inside
+from llmrun.grammar.schema import LISTS, NAMED, SINGLE, places_inside
 
 _MAX_LOOSENED = 100  # parts of one schema
 # Keywords that are worth leaving out one by one if a grammar can't be compiled, though nothing is wrong with them.
@@ -69,8 +69,8 @@ def enforceable(text: str, check: Callable[[Rules], None]) -> EnforceableSchema:
             left_out.append(_loosen(schema, costly))
             continue
         return EnforceableSchema(rules, tuple(dict.fromkeys(left_out)))
-    kind = {"type": schema["type"]} if schema.get("type") in ("object", "array", "string") else {}
-    return EnforceableSchema(rules_of(json.dumps(kind)), ((),))
+    type_alone = {"type": schema["type"]} if schema.get("type") in ("object", "array", "string") else {}
+    return EnforceableSchema(rules_of(json.dumps(type_alone)), ((),))
 
 
 def _loosen(part: dict[str, Any], path: Path) -> Path:
@@ -101,21 +101,21 @@ def _loosen(part: dict[str, Any], path: Path) -> Path:
 
 def _leave_out(part: dict[str, Any], key: str | int) -> Path:
     """Remove a keyword, and those that mean something else without it."""
-    for each in (str(key), *_COMPANIONS.get(str(key), ())):
-        part.pop(each, None)
+    for keyword in (str(key), *_COMPANIONS.get(str(key), ())):
+        part.pop(keyword, None)
     return (key,)
 
 
 def _costly(schema: dict[str, Any]) -> Path | None:
     """Return the path of the first keyword that may be what can't be compiled."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     waiting: list[tuple[dict[str, Any], Path]] = [(schema, ())]
     while waiting:
         part, path = waiting.pop()
         for key in part:
-            found.setdefault(key, (*path, key))
+            paths.setdefault(key, (*path, key))
         for container, step in places_inside(part):
             if container is not None and isinstance(container[step], dict):
                 keyword = next(key for key, value in part.items() if value is container or value is container[step])
                 waiting.append((container[step], (*path, *dict.fromkeys((keyword, step)))))
-    return next((found[key] for key in _COSTLY if key in found), None)
+    return next((paths[key] for key in _COSTLY if key in paths), None)

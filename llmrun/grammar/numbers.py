@@ -46,7 +46,7 @@ def _integers(shape: Number) -> str:
         low += 1
     if high is not None and shape.is_high_open and high * step == shape.high:
         high -= 1
-    largest = 10 ** max(INTEGER_DIGITS - zeros, *(len(str(abs(each))) for each in (low or 0, high or 0))) - 1
+    largest = 10 ** max(INTEGER_DIGITS - zeros, *(len(str(abs(bound))) for bound in (low or 0, high or 0))) - 1
     low, high = -largest if low is None else low, largest if high is None else high
     options = []
     tail = f"0{{{zeros}}}" if zeros else ""
@@ -93,7 +93,7 @@ def _decimals(shape: Number) -> str:
     if low is None or low < 0:
         start = (-high, shape.is_high_open) if high is not None and high <= 0 else (Fraction(0), False)
         end = None if low is None else -low
-        options += [f'"-" ({each})' for each in _positive(shape, *start, end, shape.is_low_open)]
+        options += [f'"-" ({option})' for option in _positive(shape, *start, end, shape.is_low_open)]
     return " | ".join(options)
 
 
@@ -126,12 +126,12 @@ _UNSIGNED = (
 
 def _digits(bound: Fraction) -> str:
     """Return the digits after the point."""
-    rest, found = bound - floor(bound), ""
+    rest, digits = bound - floor(bound), ""
     while rest:
         rest *= 10
-        found += str(floor(rest))
+        digits += str(floor(rest))
         rest -= floor(rest)
-    return found
+    return digits
 
 
 def _at_least(bound: Fraction, is_open: bool) -> str:

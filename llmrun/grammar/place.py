@@ -20,17 +20,17 @@ def place(text: str, offset: int) -> str:
 
 
 def broken(
-    kind: str, text: str, offset: int, why: str, hint: str = "", path: tuple[str | int, ...] = ()
+    language: str, text: str, offset: int, why: str, hint: str = "", path: tuple[str | int, ...] = ()
 ) -> BadGrammarError:
     """Return the error for a mistake at a character of a grammar or schema.
 
     Args:
-        kind: GRAMMAR or SCHEMA.
+        language: GRAMMAR or SCHEMA.
         hint: a correction.
         path: of the mistake in a schema.
     """
     where = f" ({dotted(path)})" if path else ""
-    error = BadGrammarError(f"the {kind} is broken at {place(text, offset)}{where}", why=why, hint=hint)
+    error = BadGrammarError(f"the {language} is broken at {place(text, offset)}{where}", why=why, hint=hint)
     error.path = path
     return error
 
@@ -41,13 +41,13 @@ def dotted(path: tuple[str | int, ...]) -> str:
     return written if len(written) <= _MAX_PATH else written[: _MAX_PATH - 1] + "…"
 
 
-def check_text(kind: str, text: str) -> None:
+def check_text(language: str, text: str) -> None:
     """Raise BadGrammarError for text that is empty, too large, or has lone surrogates."""
     if not text.strip():
-        raise BadGrammarError(f"the {kind} is empty", why="nothing is written at line 1, column 1")
+        raise BadGrammarError(f"the {language} is empty", why="nothing is written at line 1, column 1")
     if len(text) > MAX_CHARACTERS:
         why = f"it has {len(text):,} characters, more than {MAX_CHARACTERS:,}"
-        raise BadGrammarError(f"the {kind} is too large", why=why)
+        raise BadGrammarError(f"the {language} is too large", why=why)
     half = _HALF_CHARACTER.search(text)
     if half:
-        raise broken(kind, text, half.start(), "here is half a character, which no text can hold")
+        raise broken(language, text, half.start(), "here is half a character, which no text can hold")

@@ -113,20 +113,20 @@ def _union(alternatives: Sequence[_Alternative]) -> str:
         return "/[^\\x{0}-\\x{10FFFF}]/"
     return " | ".join(
         " & ".join([
-            _terminal(each.body),
-            *(f"({_union(look)})" for look in each.needed),
-            *(f"~({_union(look)})" for look in each.forbidden),
+            _terminal(alternative.body),
+            *(f"({_union(look)})" for look in alternative.needed),
+            *(f"~({_union(look)})" for look in alternative.forbidden),
         ])
-        for each in alternatives
+        for alternative in alternatives
     )  # fmt: skip
 
 
 def _matches(alternatives: Sequence[_Alternative], text: str) -> bool:
     return any(
-        re.fullmatch(_python(each.body), text) is not None
-        and all(_matches(look, text) for look in each.needed)
-        and not any(_matches(look, text) for look in each.forbidden)
-        for each in alternatives
+        re.fullmatch(_python(alternative.body), text) is not None
+        and all(_matches(look, text) for look in alternative.needed)
+        and not any(_matches(look, text) for look in alternative.forbidden)
+        for alternative in alternatives
     )
 
 
@@ -193,9 +193,9 @@ def _at_end(node: _Tree, end: int) -> tuple[tuple[int, int], ...] | None:
     if isinstance(node, Repeat) and node.minimum:
         return _at_end(node.part, end)
     if isinstance(node, Choice):
-        found = [_at_end(option, end) for option in node.options]
-        known = [ranges for ranges in found if ranges is not None]
-        return merged([pair for ranges in known for pair in ranges]) if len(known) == len(found) else None
+        ends = [_at_end(option, end) for option in node.options]
+        bounded = [ranges for ranges in ends if ranges is not None]
+        return merged([pair for ranges in bounded for pair in ranges]) if len(bounded) == len(ends) else None
     return None
 
 
@@ -204,19 +204,19 @@ def _alternatives(tree: _Tree) -> list[list[_Tree]]:
     if not _has_edge(tree):
         return [[tree]]
     if isinstance(tree, Choice):
-        found = [parts for option in tree.options for parts in _alternatives(option)]
+        alternatives = [parts for option in tree.options for parts in _alternatives(option)]
     elif isinstance(tree, Series):
         options = [_alternatives(part) for part in tree.parts]
-        found = [[part for parts in chosen for part in parts] for chosen in product(*options)]
+        alternatives = [[part for parts in chosen for part in parts] for chosen in product(*options)]
     elif isinstance(tree, Repeat):
         if tree.maximum != 1:
             raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
-        found = [*([[]] if tree.minimum == 0 else []), *_alternatives(tree.part)]
+        alternatives = [*([[]] if tree.minimum == 0 else []), *_alternatives(tree.part)]
     else:
-        found = [[tree]]
-    if len(found) > _MAX_ALTERNATIVES:
+        alternatives = [[tree]]
+    if len(alternatives) > _MAX_ALTERNATIVES:
         raise PatternError("the pattern has too many alternatives")
-    return found
+    return alternatives
 
 
 def _has_edge(tree: _Tree) -> bool:
@@ -390,9 +390,9 @@ class _Parser:
             return ((ord(character), ord(character)),)
         if self._take("b"):
             return ((8, 8),)
-        found = self._escape(in_class=True)
-        assert isinstance(found, Characters), "other escapes are no members"
-        return found.ranges
+        escaped = self._escape(in_class=True)
+        assert isinstance(escaped, Characters), "other escapes are no members"
+        return escaped.ranges
 
     def _escape(self, *, in_class: bool = False) -> _Tree:
         character = self._text[self._at : self._at + 1]
@@ -420,11 +420,11 @@ class _Parser:
 
     def _coded(self, letter: str) -> _Tree:
         forms = {"x": r"([0-9A-Fa-f]{2})", "u": r"([0-9A-Fa-f]{4})|\{([0-9A-Fa-f]{1,6})\}", "c": r"([A-Za-z])"}
-        found = re.compile(forms[letter]).match(self._text, self._at)
-        if found is None:
+        match = re.compile(forms[letter]).match(self._text, self._at)
+        if match is None:
             return _one(ord(letter))
-        self._at = found.end()
-        digits = next(group for group in found.groups() if group)
+        self._at = match.end()
+        digits = next(group for group in match.groups() if group)
         code = ord(digits) % 32 if letter == "c" else int(digits, 16)
         if 0xD800 <= code < 0xDC00 and (low := _LOW_SURROGATE.match(self._text, self._at)):
             self._at = low.end()
@@ -434,12 +434,12 @@ class _Parser:
         return _one(code)
 
     def _property(self, *, is_negative: bool) -> _Tree:
-        found = re.compile(r"\{(?:General_Category=|gc=)?(\w+)\}").match(self._text, self._at)
-        name = _CATEGORIES.get(found[1], found[1]) if found else ""
+        match = re.compile(r"\{(?:General_Category=|gc=)?(\w+)\}").match(self._text, self._at)
+        name = _CATEGORIES.get(match[1], match[1]) if match else ""
         ranges = _category(name) if len(name) in (1, 2) else ()
-        if found is None or not ranges:
+        if match is None or not ranges:
             self._fail("of the properties of characters only general categories are known, e.g. \\p{L}")
-        self._at = found.end()
+        self._at = match.end()
         return Characters(without(ranges) if is_negative else ranges)
 
     def _take(self, text: str) -> bool:
@@ -469,3 +469,53 @@ def _runs(name: str) -> Iterator[tuple[int, int]]:
         elif first is not None:
             yield first, code - 1
             first = None
+
+
+# ---- formats ----
+
+# Somewhat stricter than RFC 3339 for dates and times (no leap second, no year 0), RFC 5321 for addresses, RFC 3986 for
+# URIs and RFC 9562 for UUIDs.
+_LOWER = "a-zA-Z0-9"
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = f"(?:{_OCTET}\\.){{3}}{_OCTET}"
+_H16 = "[0-9a-fA-F]{1,4}"
+_IPV6 = "(?:" + "|".join([
+    f"(?:{_H16}:){{7}}{_H16}",
+    *(f"(?:{_H16}(?::{_H16}){{0,{n}}})?::(?:{_H16}(?::{_H16}){{0,{5 - n}}})?" for n in range(6)),
+]) + ")"  # fmt: skip
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_DATE = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|"
+    f"02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_COUNT = "[0-9]{1,9}"
+_CLOCK = f"T(?:{_COUNT}H(?:{_COUNT}M(?:{_COUNT}S)?)?|{_COUNT}M(?:{_COUNT}S)?|{_COUNT}S)"
+_DAYS = f"(?:{_COUNT}Y(?:{_COUNT}M(?:{_COUNT}D)?)?|{_COUNT}M(?:{_COUNT}D)?|{_COUNT}D)"
+_ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]+"
+_LABEL = f"[{_LOWER}](?:[{_LOWER}-]{{0,61}}[{_LOWER}])?"
+_HOSTNAME = f"{_LABEL}(?:\\.{_LABEL})*"
+_PCHAR = r"(?:[a-zA-Z0-9\-._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})"
+_AUTHORITY = (
+    r"(?:(?:[a-zA-Z0-9\-._~!$&'()*+,;=:]|%[0-9a-fA-F]{2})*@)?"
+    rf"(?:\[{_IPV6}\]|(?:[a-zA-Z0-9\-._~!$&'()*+,;=]|%[0-9a-fA-F]{{2}})*)(?::[0-9]{{0,5}})?"
+)
+FORMATS = {
+    name: f"^(?:{pattern})$"
+    for name, pattern in {
+        "date": _DATE,
+        "time": _TIME,
+        "date-time": f"{_DATE}[tT]{_TIME}",
+        "duration": f"P(?:{_DAYS}(?:{_CLOCK})?|{_CLOCK}|{_COUNT}W)",
+        "email": f"{_ATOM}(?:\\.{_ATOM})*@(?:{_HOSTNAME}|\\[{_IPV4}\\])",
+        "hostname": _HOSTNAME,
+        "ipv4": _IPV4,
+        "ipv6": _IPV6,
+        "uri": (
+            f"[a-zA-Z][a-zA-Z0-9+\\-.]*:(?://{_AUTHORITY}(?:/{_PCHAR}*)*|/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?"
+            f"|{_PCHAR}+(?:/{_PCHAR}*)*)?(?:\\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
+        ),
+        "uuid": "[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    }.items()
+}  # fmt: skip

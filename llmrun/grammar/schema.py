@@ -1,22 +1,32 @@
-"""The checks of a JSON schema: errors with line and column.
+"""A JSON schema as parts, and its checks: errors with line and column.
 
-Must not know how a schema is enforced. Keywords that can't be enforced while an answer is written are refused by name,
-never ignored.
+The parts are the schema itself, those inside it, and the targets of its $refs. Keywords that can't be enforced while an
+answer is written are refused by name, never ignored.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any, NoReturn
+from urllib.parse import unquote, urldefrag, urljoin
 
 from llmrun.errors import did_you_mean
 from llmrun.grammar import regex
-from llmrun.grammar.jsontext import read_json
+from llmrun.grammar.jsontext import Places, read_json
 from llmrun.grammar.place import SCHEMA, broken, check_text
-from llmrun.grammar.reach import check_circles, check_ends
-from llmrun.grammar.schema_parts import Schema
-from llmrun.grammar.values import IN_PLACE, TYPES, kind_of, types_allowed, types_of_value
+
+TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
+IN_PLACE = ("allOf", "anyOf", "oneOf")
+"""Keywords whose schemas are about the same value as the schema around them."""
+# Keywords whose value is one schema, a list of them, or an object of them.
+SINGLE = (
+    "items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames",
+    "unevaluatedProperties", "unevaluatedItems",
+)  # fmt: skip
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 MAX_COUNT = 1_000_000
 _MAX_LEAST = 10_000  # characters, items or properties
@@ -33,6 +43,159 @@ _REFUSED = {
 
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minContains")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a JSON value in words, e.g. "a string"."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, int | float):
+        return "a number"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def types_of_value(value: Any) -> set[str]:
+    """Return the types of a value; a whole number has two."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"number", "integer"} if value == int(value) else {"number"}
+    names = {"null": "null", "true": "boolean", "false": "boolean", "a string": "string", "a list": "array"}
+    return {names.get(kind_of(value), "object")}
+
+
+def types_allowed(part: Mapping[str, Any]) -> set[str]:
+    """Return the types that a schema's own "type" allows; all without one."""
+    types = part.get("type", TYPES)
+    allowed = {types} if isinstance(types, str) else set(types)
+    return allowed | {"integer"} if "number" in allowed else allowed
+
+
+class Schema:
+    """A schema and the schemas inside it."""
+
+    def __init__(self, text: str, root: dict[str, Any], places: Places) -> None:
+        """Find all parts.
+
+        Raises:
+            BadGrammarError: a part is not a schema, or a $ref leads nowhere.
+        """
+        self.text = text
+        self.root = root
+        # The root, and every schema inside it or at the end of a $ref, without true and false.
+        self.parts: list[dict[str, Any]] = []
+        self._places = places
+        self._where: dict[int, tuple[Any, str | int]] = {}
+        self._bases: dict[int, str] = {}
+        self._named: dict[str, tuple[Any, str | int]] = {}  # URI of an $id or $anchor -> the schema
+        self._find_names()
+        waiting = [root]
+        seen = {id(root)}
+        while waiting:
+            part = waiting.pop()
+            self.parts.append(part)
+            for container, key in [*self._inside(part), *self._pointed_to(part)]:
+                child = container[key]
+                if isinstance(child, dict) and id(child) not in seen:
+                    seen.add(id(child))
+                    self._where[id(child)] = container, key
+                    waiting.append(child)
+
+    def target(self, part: dict[str, Any]) -> Any:
+        """Return the target of a part's $ref; None if it has none."""
+        return next((container[key] for container, key in self._pointed_to(part)), None)
+
+    def fail(self, container: Any, key: str | int, why: str, hint: str = "") -> NoReturn:
+        """Raise the error for the value under a key."""
+        path = self._places.path(container, key)
+        raise broken(SCHEMA, self.text, self._places.of_value(container, key), why, hint, path)
+
+    def fail_key(self, container: Any, key: str, why: str, hint: str = "") -> NoReturn:
+        """Raise the error for a key."""
+        path = self._places.path(container, key)
+        raise broken(SCHEMA, self.text, self._places.of_key(container, key), why, hint, path)
+
+    def fail_part(self, part: dict[str, Any], why: str, hint: str = "") -> NoReturn:
+        """Raise the error for a whole part."""
+        if id(part) in self._where:
+            self.fail(*self._where[id(part)], why, hint)
+        raise broken(SCHEMA, self.text, len(self.text) - len(self.text.lstrip()), why, hint)
+
+    def _inside(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        for container, key in places_inside(part):
+            if container is None:
+                container_name = "an object" if key in NAMED else "a list"
+                self.fail(part, key, f"{key} is {container_name} of schemas, not {kind_of(part[key])}")
+            if not isinstance(container[key], dict | bool):
+                self.fail(container, key, f"a schema is an object, true or false, not {kind_of(container[key])}")
+            yield container, key
+
+    def _pointed_to(self, part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+        """Yield the target of a part's $ref, if it has one, as a container and the key in it."""
+        if "$ref" not in part:
+            return
+        reference = part["$ref"]
+        if not isinstance(reference, str):
+            self.fail(part, "$ref", f"$ref is a string, not {kind_of(reference)}")
+        document, fragment = urldefrag(_joined(self._bases.get(id(part), ""), reference))
+        if document not in self._named:
+            hint = "copy it into $defs, and point there with #/$defs/name"
+            self.fail(part, "$ref", f"{reference!r} is outside of this schema, and nothing is fetched", hint)
+        container, key = self._named[document]
+        if fragment and not fragment.startswith("/"):
+            if f"{document}#{fragment}" not in self._named:
+                self._points_to_nothing(part)
+            container, key = self._named[f"{document}#{fragment}"]
+            fragment = ""
+        for step in unquote(fragment).split("/")[1:]:
+            container, key = container[key], step.replace("~1", "/").replace("~0", "~")
+            if isinstance(container, list) and key.isdecimal() and int(key) < len(container):
+                key = int(key)
+            elif not isinstance(container, dict) or key not in container:
+                self._points_to_nothing(part)
+        if not isinstance(container[key], dict | bool):
+            self.fail(part, "$ref", f"{reference!r} points to {kind_of(container[key])}, not to a schema")
+        yield container, key
+
+    def _find_names(self) -> None:
+        """Find the URI of each schema, and those that have a name of their own ($id, $anchor)."""
+        waiting: list[tuple[Any, Any, str]] = [({"": self.root}, "", "")]
+        self._named[""] = waiting[0][:2]
+        while waiting:
+            container, key, base = waiting.pop()
+            part = container[key]
+            if not isinstance(part, dict):
+                continue
+            if isinstance(part.get("$id"), str):
+                uri = _joined(base, part["$id"])
+                self._named.setdefault(uri.removesuffix("#"), (container, key))
+                base = urldefrag(uri).url
+            if isinstance(part.get("$anchor"), str):
+                self._named.setdefault(f"{base}#{part['$anchor']}", (container, key))
+            self._bases[id(part)] = base
+            waiting += [(*place, base) for place in places_inside(part) if place[0] is not None]
+
+    def _points_to_nothing(self, part: dict[str, Any]) -> NoReturn:
+        groups = [(group, self.root.get(group)) for group in ("$defs", "definitions")]
+        names = [f"#/{group}/{name}" for group, names in groups if isinstance(names, dict) for name in names]
+        self.fail(part, "$ref", f"{part['$ref']!r} points to nothing", did_you_mean(part["$ref"], names))
+
+
+def _joined(base: str, reference: str) -> str:
+    return base + reference if reference.startswith("#") else urljoin(base, reference)
+
+
+def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the schemas inside a schema as a container and the key in it; (None, key) for a keyword without any."""
+    for key, value in part.items():
+        if key in SINGLE and not (key == "items" and isinstance(value, list)):
+            yield part, key
+        elif key in LISTS or key == "items":
+            yield from ((value, index) for index in range(len(value))) if isinstance(value, list) else [(None, key)]
+        elif key == "dependencies" and isinstance(value, dict):  # up to draft 7: names or a schema
+            yield from ((value, name) for name in value if not isinstance(value[name], list))
+        elif key in NAMED:
+            yield from ((value, name) for name in value) if isinstance(value, dict) else [(None, key)]
 
 
 def parse(text: str) -> Schema:
@@ -148,8 +311,6 @@ def _check_bound(schema: Schema, part: dict[str, Any], key: str) -> None:
 
 def _steps(value: float) -> int:
     """Return the value without its decimal point: the number of remainders that a parser must tell apart."""
-    from decimal import Decimal
-
     digits = Decimal(str(value)).normalize().as_tuple()
     exponent = digits.exponent if isinstance(digits.exponent, int) else 0
     number = int("".join(map(str, digits.digits)))
@@ -219,7 +380,7 @@ def _check_dependencies(schema: Schema, part: dict[str, Any], key: str) -> None:
     for name, value in part[key].items():
         if key == "dependentRequired" and not isinstance(value, list):
             schema.fail(part[key], name, f"{key} has lists of names, not {kind_of(value)}")
-        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and not all(isinstance(required, str) for required in value):
             schema.fail(part[key], name, f"{key} has lists of names, and one of them is none")
 
 
@@ -243,3 +404,103 @@ _CHECKS: Mapping[str, Callable[[Schema, dict[str, Any], str], None]] = {
     **dict.fromkeys(_COUNTS, _check_count),
     **dict.fromkeys(_BOUNDS, _check_bound),
 }
+
+
+def in_place(part: dict[str, Any]) -> list[tuple[Any, str | int]]:
+    """Return the schemas about the same value as a part, each as a container and the key in it."""
+    places: list[tuple[Any, str | int]] = [(part, "$ref")] if "$ref" in part else []
+    return places + [(part[key], index) for key in IN_PLACE if key in part for index in range(len(part[key]))]
+
+
+def follow(schema: Schema, container: Any, key: str | int) -> Any:
+    """Return the schema at a place from in_place()."""
+    return schema.target(container) if key == "$ref" else container[key]
+
+
+def check_circles(schema: Schema) -> None:
+    """Raise BadGrammarError if a $ref refers to itself without any other constraint."""
+    done: set[int] = set()
+    for start in schema.parts:
+        path: dict[int, Iterator[tuple[Any, str | int]]] = {}
+        following: Any = start
+        while following is not None or path:
+            if following is not None and id(following) not in done:
+                path[id(following)] = iter([*in_place(following), *_conditions(following)])
+            following = None
+            if not path:
+                break
+            current = next(reversed(path))
+            step = next(path[current], None)
+            if step is None:
+                done.add(current)
+                del path[current]
+                continue
+            child = follow(schema, *step)
+            if id(child) in path:
+                why = "this schema is only defined by itself, over and over"
+                schema.fail(*step, why, "let it be inside a property or an item")
+            following = child if isinstance(child, dict) else None
+
+
+def _conditions(part: dict[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield further schemas about the same value, which it need not meet."""
+    yield from ((part, key) for key in ("not", "if", "then", "else") if key in part)
+    for key in ("dependentSchemas", "dependencies"):
+        yield from ((part[key], name) for name, value in part.get(key, {}).items() if not isinstance(value, list))
+
+
+def check_ends(schema: Schema) -> None:
+    """Raise BadGrammarError if each value of a schema has to contain another value of the same schema, without end."""
+    users: dict[int, list[dict[str, Any]]] = {}
+    for part in schema.parts:
+        for child in _needed(schema, part):
+            users.setdefault(id(child), []).append(part)
+    ending: set[int] = set()
+    waiting = list(schema.parts)
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in ending and _ends(schema, part, ending):
+            ending.add(id(part))
+            waiting += users.get(id(part), [])
+    for part in schema.parts:
+        if id(part) not in ending:
+            why = "a value of this schema never ends: it has to contain another one, which contains another one"
+            schema.fail_part(part, why, "make the inner one optional, or allow null there")
+
+
+def _needed(schema: Schema, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the schemas inside that may decide whether a value of this one ends."""
+    inner = [follow(schema, *step) for step in in_place(part)] + _required(part) + _items(part)
+    yield from (child for child in inner if isinstance(child, dict))
+
+
+def _ends(schema: Schema, part: dict[str, Any], ending: set[int]) -> bool:
+    def end(children: list[Any]) -> list[bool]:
+        return [not isinstance(child, dict) or id(child) in ending for child in children]
+
+    if "const" in part or "enum" in part:
+        return True
+    for key in ("anyOf", "oneOf"):
+        if key in part and not any(end(part[key])):
+            return False
+    if not all(end([*part.get("allOf", []), schema.target(part)])):
+        return False
+    types = types_allowed(part)
+    if types - {"object", "array"}:
+        return True
+    return ("object" in types and all(end(_required(part)))) or ("array" in types and all(end(_items(part))))
+
+
+def _required(part: dict[str, Any]) -> list[Any]:
+    """Return the schemas of the required properties."""
+    properties = part.get("properties", {})
+    others = part.get("additionalProperties", True)
+    return [properties.get(name, others) for name in part.get("required", [])]
+
+
+def _items(part: dict[str, Any]) -> list[Any]:
+    """Return the schemas of the required items."""
+    minimum, items = part.get("minItems", 0), part.get("items", True)
+    first = items if isinstance(items, list) else part.get("prefixItems", [])
+    others = part.get("additionalItems", True) if isinstance(items, list) else items
+    return [*first[:minimum], *([others] if minimum > len(first) else [])]

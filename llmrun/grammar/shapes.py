@@ -16,10 +16,8 @@ from itertools import pairwise
 from math import ceil, floor, lcm
 from typing import Any, NamedTuple
 
-from llmrun.grammar.formats import FORMATS
-from llmrun.grammar.regex import parse
-from llmrun.grammar.schema_parts import Schema
-from llmrun.grammar.values import types_allowed, types_of_value
+from llmrun.grammar.regex import FORMATS, parse
+from llmrun.grammar.schema import Schema, types_allowed, types_of_value
 
 _MAX_ALTERNATIVES = 256
 _ONE_OF_HINT = "write anyOf, or give each object a required property with a const of its own"
@@ -99,12 +97,12 @@ class Object:
         """Return what the value of a property has to meet."""
         if name in self.properties:
             return self.properties[name]
-        found: Terms = ()
+        joined: Terms = ()
         for group in self.groups:
             matching = [terms for pattern, terms in group.patterns if parse(pattern).matches(name)]
             for terms in matching or [group.others or ()]:
-                found = join(found, terms)
-        return found
+                joined = join(joined, terms)
+        return joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +147,10 @@ class Shapes:
         """Return the normal form of values that meet some schemas."""
         key = key_of(terms)
         if key not in self._of_terms:
-            found: list[Box] = [_FULL]
+            boxes: list[Box] = [_FULL]
             for term in terms:
-                found = self._meet(found, self._of(term.schema) if term.holds else self._others(term.schema))
-            self._of_terms[key] = found
+                boxes = self._meet(boxes, self._of(term.schema) if term.holds else self._others(term.schema))
+            self._of_terms[key] = boxes
         return self._of_terms[key]
 
     def is_possible(self, terms: Terms) -> bool:
@@ -187,21 +185,21 @@ class Shapes:
         return self._boxes[id(part)]
 
     def _normal(self, part: dict[str, Any]) -> list[Box]:
-        found = self._meet([self._asserted(part)], [_listed(part)])
+        boxes = self._meet([self._asserted(part)], [_listed(part)])
         if "$ref" in part:
-            found = self._meet(found, self._of(self._schema.target(part)))
+            boxes = self._meet(boxes, self._of(self._schema.target(part)))
         for option in part.get("allOf", ()):
-            found = self._meet(found, self._of(option))
+            boxes = self._meet(boxes, self._of(option))
         if "anyOf" in part:
-            found = self._meet(found, [box for option in part["anyOf"] for box in self._of(option)])
+            boxes = self._meet(boxes, [box for option in part["anyOf"] for box in self._of(option)])
         if "oneOf" in part:
-            found = self._one_of(part, found)
+            boxes = self._one_of(part, boxes)
         if "not" in part:
-            found = self._meet(found, self._complement_at(part, "not"))
+            boxes = self._meet(boxes, self._complement_at(part, "not"))
         if "if" in part and ("then" in part or "else" in part):
             then = self._meet(self._of(part["if"]), self._of(part.get("then", True)))
             otherwise = self._meet(self._complement_at(part, "if"), self._of(part.get("else", True)))
-            found = self._meet(found, [*then, *otherwise])
+            boxes = self._meet(boxes, [*then, *otherwise])
         for key in ("dependentRequired", "dependentSchemas", "dependencies"):
             for name, dependency in part.get(key, {}).items():
                 without: Box = {**_FULL, "object": Object({name: NOTHING}, negated=frozenset({name}))}
@@ -209,12 +207,12 @@ class Shapes:
                 needed: list[Box] = [{"object": Object(required=tuple(dict.fromkeys(names)))}]
                 if not isinstance(dependency, list):
                     needed = self._meet(needed, self._of(dependency))
-                found = self._meet(found, [without, *needed])
+                boxes = self._meet(boxes, [without, *needed])
         if "unevaluatedProperties" in part:
-            found = [self._evaluated(box, _terms(part["unevaluatedProperties"])) for box in found]
+            boxes = [self._evaluated(box, _terms(part["unevaluatedProperties"])) for box in boxes]
         if "unevaluatedItems" in part:
-            found = [self._evaluated_items(part, box, _terms(part["unevaluatedItems"])) for box in found]
-        return found
+            boxes = [self._evaluated_items(part, box, _terms(part["unevaluatedItems"])) for box in boxes]
+        return boxes
 
     def _asserted(self, part: dict[str, Any]) -> Box:
         """Return the constraints of the keywords that are about one type."""
@@ -279,7 +277,8 @@ class Shapes:
         if not isinstance(shape, Object):
             return box
         properties = {
-            name: join(known, terms) if name in shape.negated else known for name, known in shape.properties.items()
+            name: join(own_terms, terms) if name in shape.negated else own_terms
+            for name, own_terms in shape.properties.items()
         }
         if any(group.others is not None for group in shape.groups):
             groups = shape.groups
@@ -297,12 +296,12 @@ class Shapes:
         return {**box, "array": replace(shape, items=terms)}
 
     def _meet(self, some: list[Box], others: list[Box]) -> list[Box]:
-        found = [box for one in some for other in others if (box := self._intersection(one, other))]
-        if len(found) > _MAX_ALTERNATIVES:
+        boxes = [box for one in some for other in others if (box := self._intersection(one, other))]
+        if len(boxes) > _MAX_ALTERNATIVES:
             self._schema.fail_part(
                 self._schema.root, "its anyOf, oneOf and if have too many combinations", "write fewer of them"
             )
-        return found
+        return boxes
 
     def _intersection(self, one: Box, other: Box) -> Box:
         if one is _FULL:
@@ -383,8 +382,8 @@ def key_of(terms: Terms) -> object:
 
 def join(some: Terms, others: Terms) -> Terms:
     """Return all of the terms, each once."""
-    known = {key_of((term,)) for term in some}
-    return (*some, *(term for term in others if key_of((term,)) not in known))
+    keys = {key_of((term,)) for term in some}
+    return (*some, *(term for term in others if key_of((term,)) not in keys))
 
 
 def canonical(value: Any) -> str:
@@ -411,21 +410,21 @@ def _fraction(value: float) -> Fraction:
 
 def _listed(part: dict[str, Any]) -> Box:
     """Return the box of enum and const."""
-    found: list[Any] | None = None
+    listed: list[Any] | None = None
     for values in ([part["const"]] if "const" in part else None, part.get("enum")):
         if values is not None:
-            texts = None if found is None else set(map(canonical, found))
-            found = [value for value in values if texts is None or canonical(value) in texts]
-    if found is None:
+            texts = None if listed is None else set(map(canonical, listed))
+            listed = [value for value in values if texts is None or canonical(value) in texts]
+    if listed is None:
         return _FULL
     box: dict[str, list[Any]] = {}
-    for value in {canonical(value): value for value in found}.values():
+    for value in {canonical(value): value for value in listed}.values():
         box.setdefault(next(iter(types_of_value(value) - {"integer"})), []).append(value)
     return {name: Listed(tuple(values)) for name, values in box.items()}
 
 
 def _number(part: dict[str, Any], *, is_integer: bool) -> Number:
-    found = Number(is_integer=is_integer)
+    number = Number(is_integer=is_integer)
     for key, flag in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         is_open = part.get(flag) is True  # a flag up to draft 4
         bounds = [(part[key], is_open)] if key in part else []
@@ -437,8 +436,8 @@ def _number(part: dict[str, Any], *, is_integer: bool) -> Number:
                 if key == "minimum"
                 else Number(high=_fraction(bound), is_high_open=open_end)
             )
-            found = _common_number(found, limit)
-    return replace(found, multiple=_fraction(part["multipleOf"])) if "multipleOf" in part else found
+            number = _common_number(number, limit)
+    return replace(number, multiple=_fraction(part["multipleOf"])) if "multipleOf" in part else number
 
 
 def _text(part: dict[str, Any]) -> Text:
@@ -465,9 +464,9 @@ def _object(part: dict[str, Any]) -> Object:
     group = Group(patterns, None if others is None else _terms(others))
     properties = {name: _terms(schema) for name, schema in part.get("properties", {}).items()}
     for pattern, terms in patterns:
-        for name, known in properties.items():
+        for name, own_terms in properties.items():
             if parse(pattern).matches(name):
-                properties[name] = join(known, terms)
+                properties[name] = join(own_terms, terms)
     return Object(
         properties, (group,) if patterns or others is not None else (), tuple(dict.fromkeys(part.get("required", ()))),
         part.get("minProperties", 0), part.get("maxProperties"),
@@ -476,11 +475,11 @@ def _object(part: dict[str, Any]) -> Object:
 
 
 def _common_number(one: Number, other: Number) -> Number:
-    lows = [(each.low, each.is_low_open) for each in (one, other) if each.low is not None]
-    highs = [(each.high, not each.is_high_open) for each in (one, other) if each.high is not None]
+    lows = [(shape.low, shape.is_low_open) for shape in (one, other) if shape.low is not None]
+    highs = [(shape.high, not shape.is_high_open) for shape in (one, other) if shape.high is not None]
     low, is_low_open = max(lows, default=(None, False))
     high, is_high_closed = min(highs, default=(None, True))
-    multiples = [each.multiple for each in (one, other) if each.multiple is not None]
+    multiples = [shape.multiple for shape in (one, other) if shape.multiple is not None]
     multiple = multiples[0] if multiples else None
     if len(multiples) == 2:  # the least common multiple of fractions
         scale = lcm(multiples[0].denominator, multiples[1].denominator)
@@ -491,7 +490,7 @@ def _common_number(one: Number, other: Number) -> Number:
 def _common_array(one: Array, other: Array) -> Array:
     length = max(len(one.prefix), len(other.prefix))
     prefix = tuple(join(_item(one, index), _item(other, index)) for index in range(length))
-    given = [each.items for each in (one, other) if each.items is not None]
+    given = [shape.items for shape in (one, other) if shape.items is not None]
     return Array(
         prefix, join(given[0], given[-1]) if given else None, max(one.minimum, other.minimum),
         _least(one.maximum, other.maximum), _union(one.contains, other.contains), one.is_unique or other.is_unique,
@@ -506,7 +505,7 @@ def _item(array: Array, index: int) -> Terms:
 def _common_object(one: Object, other: Object) -> Object:
     names = dict.fromkeys((*one.properties, *other.properties))
     properties = {name: join(one.terms_of(name), other.terms_of(name)) for name in names}
-    is_known = {name for each in (one, other) for name in each.properties if name not in each.negated}
+    is_known = {name for shape in (one, other) for name in shape.properties if name not in shape.negated}
     return Object(
         properties, _union(one.groups, other.groups), _union(one.required, other.required),
         max(one.minimum, other.minimum), _least(one.maximum, other.maximum), join(one.names, other.names),
@@ -515,7 +514,7 @@ def _common_object(one: Object, other: Object) -> Object:
 
 
 def _union(some: tuple[Any, ...], others: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*some, *(each for each in others if each not in some))
+    return (*some, *(box for box in others if box not in some))
 
 
 def _least(one: int | None, other: int | None) -> int | None:

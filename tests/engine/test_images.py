@@ -228,10 +228,10 @@ def test_nothing_is_drafted_after_an_image(opened: Open) -> None:
 def test_a_count_knows_images(opened: Open) -> None:
     model = opened()
     request = asked(RED)
-    counted = model.preparer.count(request, 1, lambda event: None)
+    counted = model.preparer.prompts.count(request, 1, lambda event: None)
     _, [stats], events = run(model, request)
     [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
-    text = model.preparer.count(asked(), 1, lambda event: None)
+    text = model.preparer.prompts.count(asked(), 1, lambda event: None)
     assert counted.total == stats.prompt_tokens
     assert counted.each[0] == text.each[0] + pictured.tokens
 
@@ -239,7 +239,7 @@ def test_a_count_knows_images(opened: Open) -> None:
 def test_a_template_that_takes_lists_gets_one(opened: Open) -> None:
     model = opened()
     listed, plain = (
-        model.preparer.prompt(Generate(1, asked(RED, template=template)))
+        model.preparer.prompts.prompt(Generate(1, asked(RED, template=template)))
         for template in (LIST_TEMPLATE, "{{ messages[0].content }} so")
     )
     assert (listed.text, listed.tokens) == (plain.text, plain.tokens)
@@ -343,7 +343,7 @@ def test_an_image_stands_in_the_prompt_with_the_answer_to_it(opened: Open, kind:
     again = model.preparer.prepare(Generate(2, second), lambda event: None)
     assert again.tokens[: len(prepared.tokens)] == prepared.tokens
     fresh = opened(kind)
-    fresh.preparer.history = model.preparer.history
+    fresh.preparer.prompts.history = model.preparer.prompts.history
     wanted, [stats], _ = run(fresh, second)
     assert stats.reused_tokens == 0
     assert told[0] == pytest.approx(wanted[0], abs=TOLERANCE)

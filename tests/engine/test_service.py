@@ -173,9 +173,9 @@ def test_what_loading_says_of_reasoning_is_what_requests_find(reasons: bool) -> 
         "{{ m.content }}\n{% endfor %}"
     )
     prepares = preparer(source if reasons else source.replace("{{ m.reasoning }}", ""))
-    assert prepares.thinking_tags == (tags if reasons else ())
-    found = prepares.reasoning(chat("Hi").asked)
-    assert (found[:2] if found else ()) == prepares.thinking_tags
+    assert prepares.prompts.thinking_tags == (tags if reasons else ())
+    found = prepares.prompts.reasoning(chat("Hi").asked)
+    assert (found[:2] if found else ()) == prepares.prompts.thinking_tags
 
 
 def test_a_call_that_must_come_is_not_thought_about_without_end() -> None:
@@ -351,13 +351,15 @@ def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: 
     with pytest.raises(
         ContextOverflowError, match=r"at least 10,000,000 tokens long, the context window 100"
     ) as caught:
-        model.count(request_, 1, refuse) if isinstance(request_, AnswerRequest) else model.prepare(request_, refuse)
+        model.prompts.count(request_, 1, refuse) if isinstance(request_, AnswerRequest) else model.prepare(
+            request_, refuse
+        )
     assert "--ctx" in caught.value.hint
 
 
 def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
     asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
-    assert preparer().count(asked, 1, lambda event: None).each == (9_000, 9_000, 9_000, 2)
+    assert preparer().prompts.count(asked, 1, lambda event: None).each == (9_000, 9_000, 9_000, 2)
 
 
 def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
@@ -386,9 +388,9 @@ def test_end_tokens_are_searched_once_per_model() -> None:
 
 
 def test_a_text_is_tokenized_as_it_is() -> None:
-    assert preparer().tokenize(TokenizeText("", "ab")).tokens == tuple(tokens_of("ab"))
+    assert preparer().prompts.tokenize(TokenizeText("", "ab")).tokens == tuple(tokens_of("ab"))
     with pytest.raises(ContextOverflowError):
-        preparer().tokenize(TokenizeText("", "x" * 10_000_000))
+        preparer().prompts.tokenize(TokenizeText("", "x" * 10_000_000))
 
 
 class SentencePieces(FakeVocabulary):
@@ -402,35 +404,35 @@ class SentencePieces(FakeVocabulary):
 
 @pytest.mark.parametrize("text", ["Hi", " Hi", "  a b ", f"Hi{CONTROL[TURN]}you", f"{CONTROL[TURN]} a"])
 def test_detokenize_is_the_inverse_of_tokenize(text: str) -> None:
-    made = preparer(vocabulary=SentencePieces())
+    made = preparer(vocabulary=SentencePieces()).prompts
     assert made.detokenize(Detokenize(made.tokenize(TokenizeText("", text)).tokens)) == DetokenizedText(text)
 
 
 def test_token_ids_are_a_prompt() -> None:
     asked = Generate(1, AnswerRequest(prompt="", prompt_tokens=(65, 66)))
-    assert preparer().prompt(asked).tokens == [65, 66]
+    assert preparer().prompts.prompt(asked).tokens == [65, 66]
     with pytest.raises(UsageError, match="there is no token"):
-        preparer().prompt(Generate(1, AnswerRequest(prompt="", prompt_tokens=(10**9,))))
+        preparer().prompts.prompt(Generate(1, AnswerRequest(prompt="", prompt_tokens=(10**9,))))
 
 
 def test_a_gap_is_filled_in_by_a_vocabulary_that_can() -> None:
     asked = Generate(1, AnswerRequest(prompt="ab", suffix="c"))
     with pytest.raises(UsageError, match="fill in the middle"):
-        preparer().prompt(asked)
+        preparer().prompts.prompt(asked)
     vocabulary = FakeVocabulary()
     vocabulary.fill_in = (1, 2, 3)
-    assert preparer(vocabulary=vocabulary).prompt(asked).tokens == [1, *tokens_of("ab"), 2, *tokens_of("c"), 3]
+    assert preparer(vocabulary=vocabulary).prompts.prompt(asked).tokens == [1, *tokens_of("ab"), 2, *tokens_of("c"), 3]
     empty = AnswerRequest(prompt="", suffix="")
-    assert preparer(vocabulary=vocabulary).prompt(Generate(1, empty)).tokens == [1, 2, 3]
+    assert preparer(vocabulary=vocabulary).prompts.prompt(Generate(1, empty)).tokens == [1, 2, 3]
 
 
 def test_tokens_are_a_text_again() -> None:
-    assert preparer().detokenize(Detokenize(tuple(tokens_of("aé")))) == DetokenizedText("aé")
+    assert preparer().prompts.detokenize(Detokenize(tuple(tokens_of("aé")))) == DetokenizedText("aé")
     half = tuple(tokens_of("é"))[:1]
-    assert preparer().detokenize(Detokenize(half)) == DetokenizedText("\ufffd")
+    assert preparer().prompts.detokenize(Detokenize(half)) == DetokenizedText("\ufffd")
     for token in (-1, 10**9):
         with pytest.raises(UsageError, match="there is no token"):
-            preparer().detokenize(Detokenize((token,)))
+            preparer().prompts.detokenize(Detokenize((token,)))
 
 
 # ---- telling, and saving -------------------------------------------------------------------------------------
@@ -446,7 +448,7 @@ def test_the_front_is_told_when_the_template_runs(is_counted: bool) -> None:
         said.append((event, ALLOCATING.locked()))
 
     asked = AnswerRequest((Message("user", "Hi"),))
-    model.count(asked, 1, send) if is_counted else model.prepare(Generate(1, asked), send)
+    model.prompts.count(asked, 1, send) if is_counted else model.prepare(Generate(1, asked), send)
     assert said == [(Rendering(1), True), (Rendered(1), False)]
 
 
@@ -582,5 +584,5 @@ def test_an_image_in_a_result_is_a_line_for_a_model_without_vision() -> None:
     result = Message("tool", "a.png", pictures=(Image("", "a.png", 5),))
     asked = AnswerRequest((Message("user", "Read a.png"), result))
     expected = "a.png\n[image omitted: this model has no vision]"
-    assert expected in preparer().prompt(Generate(1, asked)).text
-    assert preparer().count(asked, 1, lambda event: None).each[1] == len(expected)
+    assert expected in preparer().prompts.prompt(Generate(1, asked)).text
+    assert preparer().prompts.count(asked, 1, lambda event: None).each[1] == len(expected)

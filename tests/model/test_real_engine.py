@@ -53,7 +53,7 @@ vocabulary = weights.vocabulary
 control = {vocabulary.tokenize(text, special=True)[0] for text in vocabulary.control_texts}
 result = []
 for content in contents:
-    _, tokens, *_ = preparer.prompt(Generate(1, AnswerRequest((Message("user", content),))))
+    _, tokens, *_ = preparer.prompts.prompt(Generate(1, AnswerRequest((Message("user", content),))))
     text = b"".join(vocabulary.control_piece(token) for token in tokens).decode()
     result.append({"control": [token for token in tokens if token in control], "text": text, "tokens": len(tokens)})
 print(json.dumps(result))

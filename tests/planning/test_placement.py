@@ -12,7 +12,7 @@ from support.model_facts import Facts
 from support.random_model import write_random_model
 
 from llmrun.errors import OutOfMemoryError, UsageError
-from llmrun.gguf.placement import LayerShares
+from llmrun.gguf.layers import LayerShares
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import DEVICE_BATCH, UBATCH, memory, reserved_bytes

@@ -58,7 +58,7 @@ class Answering:
     def prompt(self, messages: Sequence[Message], **request: Any) -> list[int]:
         """Return the tokens of a conversation's prompt."""
         asked = AnswerRequest(tuple(messages), **{"template": self.template, **request})
-        return self.loaded.preparer.prompt(Generate(next(self._numbers), asked)).tokens
+        return self.loaded.preparer.prompts.prompt(Generate(next(self._numbers), asked)).tokens
 
     def save(self) -> None:
         """Save the KV state of the last answer."""

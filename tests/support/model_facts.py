@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from llmrun.gguf.placement import LayerShares
+from llmrun.gguf.layers import LayerShares
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out, va
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import UsageError
-from llmrun.grammar.formats import FORMATS
 from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.loosen import Path
 from llmrun.grammar.place import dotted
+from llmrun.grammar.regex import FORMATS
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
 from llmrun.protocol.parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
@@ -49,12 +49,12 @@ def compile_calls(
     tools = [tool for tool in request.tools if only in ("", tool.name)]
     form = syntax.parameters
     arguments = [_json_rules(tool) if form is None else _ParameterRules(tool, form).rules() for tool in tools]
-    lines = _all_lines(request, tools, [each.rules for each in arguments], syntax, only)
+    lines = _all_lines(request, tools, [part.rules for part in arguments], syntax, only)
     matcher = compile_lark("\n".join(lines), vocabulary, shown)
-    matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for each in arguments for path in each.left_out))))
+    matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for part in arguments for path in part.left_out))))
     if form is not None:
-        close = "".join(each for each in syntax.tail if isinstance(each, str)) + syntax.end
-        ends = dict.fromkeys((close, *"'\"" * form.is_python, *(end for each in arguments for end in each.ends)))
+        close = "".join(part for part in syntax.tail if isinstance(part, str)) + syntax.end
+        ends = dict.fromkeys((close, *"'\"" * form.is_python, *(end for part in arguments for end in part.ends)))
         matcher.endings = [vocabulary.tokenize(end, special=True) for end in ends if end]
     return matcher
 
@@ -179,8 +179,8 @@ class _ParameterRules:
         if key not in self._names:
             rule = self._names[key] = self._new_name()
             types = types_of(schema, self._root)
-            forms = [each for each in self._form.forms if types & each.types] or [self._form.forms[0]]
-            choices = [choice for each in forms for choice in self._choices(schema, each, name, path, start)]
+            forms = [form for form in self._form.forms if types & form.types] or [self._form.forms[0]]
+            choices = [choice for form in forms for choice in self._choices(schema, form, name, path, start)]
             self._rule(f": {' | '.join(choices)}", rule)
         return self._names[key]
 
@@ -195,12 +195,12 @@ class _ParameterRules:
         if "string" in types:
             yield f"{before}{self._raw_text(schema, end, path)}"
             return
-        for each in alternatives(schema, self._root):
-            allowed = types & types_of(each, self._root)
-            nested = dict(self._nested(each, allowed, path))
+        for alternative in alternatives(schema, self._root):
+            allowed = types & types_of(alternative, self._root)
+            nested = dict(self._nested(alternative, allowed, path))
             yield from (f"{before}{value}{_text(end)}" for value in nested.values())
             if allowed := allowed - nested.keys():
-                yield f"{before}{self._json(narrowed_to(each, allowed))} {_text(end)}"
+                yield f"{before}{self._json(narrowed_to(alternative, allowed))} {_text(end)}"
 
     def _nested(self, schema: Any, types: Collection[str], path: Path) -> Iterator[tuple[str, str]]:
         """Yield expressions of objects and lists that are not JSON, by their types."""
@@ -229,7 +229,7 @@ class _ParameterRules:
     def _python_values(self, schema: Any, types: frozenset[str]) -> Iterator[str]:
         """Yield literals of Python, in which lists and objects are as in JSON, and strings may be."""
         constants = {"boolean": '("True" | "False")', "null": '"None"'}
-        yield from (text for kind, text in constants.items() if kind in types)
+        yield from (text for json_type, text in constants.items() if json_type in types)
         if others := types - constants.keys():
             yield self._json(narrowed_to(schema, others) if others != types else schema)
         if "string" in types and not (isinstance(schema, dict) and schema.keys() & _OF_STRINGS):
@@ -263,7 +263,7 @@ class _ParameterRules:
     def _leave_out(self, schema: dict[str, Any], keys: Iterable[str], path: Path) -> None:
         """Note keywords that are not enforced."""
         paths = ((*path, key) for key in keys if key in schema)
-        self._left_out += (dotted(("tools", self._tool.name, "parameters", *each)) for each in paths)
+        self._left_out += (dotted(("tools", self._tool.name, "parameters", *steps)) for steps in paths)
 
 
 def _count_of(schema: dict[str, Any], key: str) -> int | None:

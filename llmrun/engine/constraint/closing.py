@@ -43,12 +43,12 @@ class TimelyEnd:
         self._n_left -= 1
         if self._n_left >= _ZONE or token in self._tokens.ends:
             return token
-        known, self._n_closing = self._n_closing, None
-        if known is not None and not _OPENING.intersection(self._tokens.tokens[token]):
-            self._n_closing = known + self._growth
+        n_before, self._n_closing = self._n_closing, None
+        if n_before is not None and not _OPENING.intersection(self._tokens.tokens[token]):
+            self._n_closing = n_before + self._growth
         if is_forced or (self._n_closing is not None and self._n_closing <= self._n_left):
             return token
-        if known is None and self._n_left > self._next_try:
+        if n_before is None and self._n_left > self._next_try:
             return token
         closing = self._constraint.closing(self._n_left)
         if closing is None:

@@ -237,9 +237,9 @@ class _Parser:
         queue = list(users)
         while queue:
             name = queue.pop()
-            found, _ = self._first_of(self._bodies[name])
-            if found != self._first[name]:
-                self._first[name] = found
+            first, _ = self._first_of(self._bodies[name])
+            if first != self._first[name]:
+                self._first[name] = first
                 queue += users[name]
 
     def _first_of(self, part: Part) -> tuple[int, bool]:
@@ -296,7 +296,7 @@ class _Search:
         self._beginnings: dict[int, int] = {}  # lexemes -> their first characters
 
     def greedy(self) -> set[int]:
-        lexer, found = self._lexer, set[int]()
+        lexer, owners = self._lexer, set[int]()
         after = [0] * len(lexer.characters)
         for position in lexer.ends:
             after[position] = self._beginning(self._parser.after[lexer.owner[position]])
@@ -305,13 +305,13 @@ class _Search:
             one, other = self._queue.pop()
             # One can end here. If a character after it also continues the other, the lexer continues the other.
             if after[one] & self._next_characters[other]:
-                found.add(lexer.owner[other])
+                owners.add(lexer.owner[other])
             if after[other] & self._next_characters[one]:
-                found.add(lexer.owner[one])
+                owners.add(lexer.owner[one])
             self._add_pairs(lexer.following[one], lexer.following[other])
             if one in lexer.ends and other in lexer.ends:
                 self._begin(self._parser.after[lexer.owner[one]], self._parser.after[lexer.owner[other]])
-        return found
+        return owners
 
     def _beginning(self, lexemes: int) -> int:
         if lexemes not in self._beginnings:

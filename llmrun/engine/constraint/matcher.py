@@ -8,6 +8,7 @@ BadGrammarError.
 from __future__ import annotations
 
 import ctypes
+import json
 import re
 import string
 import sys
@@ -173,17 +174,17 @@ class Matcher:
         return valid + (valid == len(before_end) < len(tokens))
 
     def closing(self, limit: int) -> list[int] | None:
-        twin, found = self.copy(), list[int]()
+        twin, tokens = self.copy(), list[int]()
         try:
             while not twin._ended and not twin._allowed_of(self.tokens.ends):
-                found += (step := twin._closing_step())
-                if len(found) > limit:
+                tokens += (step := twin._closing_step())
+                if len(tokens) > limit:
                     return None
                 for token in step:
                     twin.accept(token)
         except BadGrammarError:
             return None
-        return found
+        return tokens
 
     def _closing_step(self) -> list[int]:
         """Return the next tokens on a short way to the end, though maybe not the shortest."""
@@ -228,8 +229,8 @@ class Matcher:
         """Return those of some tokens that the mask allows, in their order."""
         self.mask()
         words = self._mask.words
-        found = (token for token in tokens if words[token // _WORD_BITS] >> token % _WORD_BITS & 1)
-        return list(islice(found, most))
+        allowed = (token for token in tokens if words[token // _WORD_BITS] >> token % _WORD_BITS & 1)
+        return list(islice(allowed, most))
 
     def rewind(self, n_tokens: int) -> None:
         self._is_mask_current = False
@@ -464,16 +465,16 @@ def _invalid(grammar: Grammar, message: str) -> BadGrammarError:
     why = _first_line(message)
     if grammar.kind == "json_schema":
         return BadGrammarError(f"the {SCHEMA} can't be followed{_place_in_schema(grammar.text, message)}", why=why)
-    found = _PLACE.match(message)
-    why = why.removeprefix(found[0].strip()).strip() if found else why
-    if found and grammar.kind == "lark":
-        return BadGrammarError(f"the {GRAMMAR} is broken at {_place_in_lark(grammar.text, found, message)}", why=why)
+    match = _PLACE.match(message)
+    why = why.removeprefix(match[0].strip()).strip() if match else why
+    if match and grammar.kind == "lark":
+        return BadGrammarError(f"the {GRAMMAR} is broken at {_place_in_lark(grammar.text, match, message)}", why=why)
     return BadGrammarError(f"the {GRAMMAR} can't be followed", why=why)
 
 
-def _place_in_lark(text: str, found: re.Match[str], message: str) -> str:
+def _place_in_lark(text: str, match: re.Match[str], message: str) -> str:
     """Locate an error: llguidance reports the beginning of the rule's body, and quotes the text after the error."""
-    line, column = int(found[1]), int(found[2])
+    line, column = int(match[1]), int(match[2])
     quoted = _QUOTED.search(message)
     body = sum(len(before) for before in text.splitlines(keepends=True)[: line - 1]) + column - 1
     offset = text.find(re.sub(r"\\(.)", r"\1", quoted[1]), body) if quoted else -1
@@ -482,8 +483,6 @@ def _place_in_lark(text: str, found: re.Match[str], message: str) -> str:
 
 def _place_in_schema(text: str, message: str) -> str:
     """Locate the regular expression or keyword in llguidance's message; "" if it contains none."""
-    import json
-
     keyword = re.search(r'"(?:min|max)Properties"', text) if "min/maxProperties" in message else None
     if keyword:
         return f" at {place(text, keyword.start())}"

@@ -38,9 +38,9 @@ def value_rules(schema: dict[str, Any]) -> Rules:
 
 def left_out(tools: Iterable[Tool]) -> tuple[str, ...]:
     """Return what of tools' schemas is not enforced, e.g. "tools.get_weather.parameters.properties.city.pattern"."""
-    found = [
+    parts = [
         ".".join(filter(None, ("tools", tool.name, "parameters", dotted(path))))
         for tool in tools
         for path in arguments_schema(tool.parameters).left_out
     ]
-    return tuple(found[:_MAX_NAMED])
+    return tuple(parts[:_MAX_NAMED])

@@ -73,7 +73,7 @@ def run_beams(
         n_parked=0,
         warm_up=False,
     )
-    adapters = loaded.preparer.adapters_for(request.adapters)
+    adapters = loaded.preparer.prompts.adapters_for(request.adapters)
     with closing(LlamaContext(weights, load)) as context:
         context.adapt(adapters)
         return BeamDecoder(context, search, branches, report).run(prompt)
@@ -85,11 +85,11 @@ def _cant_fork() -> UsageError:
 
 def _prompt(loaded: LoadedModel, request: AnswerRequest) -> list[int]:
     """Return the token ids before the answer itself, empty reasoning included if a grammar starts there."""
-    text, tokens, images, *_ = loaded.preparer.prompt(Generate(0, request))
+    text, tokens, images, *_ = loaded.preparer.prompts.prompt(Generate(0, request))
     if images is not None:
         raise UsageError("--beams does not support images", hint="leave out --beams, or --image")
     if request.grammar is not None and request.prompt is None:
-        reasoning = loaded.preparer.reasoning(request)
+        reasoning = loaded.preparer.prompts.reasoning(request)
         if reasoning is not None and opens(text, reasoning):
             reason = "this model's answers begin with reasoning, which no grammar describes"
             raise UsageError("--beams can't be combined with a grammar for this model", why=reason)

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrun.engine.llama.quants import Array, Quants
-from llmrun.gguf.header import Header, Tensor
-from llmrun.gguf.split import other_parts
+from llmrun.gguf.header import Header, Tensor, other_parts
 
 _MAX_ELEMENTS = 1 << 22  # of a dequantized chunk, and of a result computed from it
 

@@ -24,7 +24,7 @@ from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.service import Preparer
+from llmrun.engine.prompt.writer import PromptWriter
 from llmrun.errors import (
     BadModelError,
     BadTemplateError,
@@ -318,7 +318,7 @@ class Author:
                 hint="name a text: --calibration FILE",
             ) from None
         self._engine = Engine(self._context)
-        self._preparer = Preparer(model.vocabulary, model.chat_template, self._context.n_ctx)
+        self._prompts = PromptWriter(model.vocabulary, model.chat_template, self._context.n_ctx)
 
     def close(self) -> None:
         self._context.close()
@@ -386,7 +386,7 @@ class Author:
             request = AnswerRequest((Message("user", prompt.text),))
         else:
             request = AnswerRequest(prompt=prompt.text)
-        return self._preparer.prompt(Generate(0, request))[1]
+        return self._prompts.prompt(Generate(0, request)).tokens
 
     def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
         """Concatenate all texts as they were in the model's context, without begin-of-sequence tokens."""

@@ -80,8 +80,8 @@ class LlamaBatch:
         assert len(rows) <= len(self._outputs)
         self._native, self._causal = self._token_batch, True
         entries = self._image_positions.of_entries([row.entry for row in rows])
-        asked = [(entry, *row[1:]) for entry, row in zip(entries, rows, strict=True)]
-        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), asked, *limit, overlaps)
+        inputs = [(entry, *row[1:]) for entry, row in zip(entries, rows, strict=True)]
+        return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), inputs, *limit, overlaps)
 
     def decode(self, context: Any) -> int:
         """Call llama_decode; return its status."""

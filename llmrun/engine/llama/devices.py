@@ -19,6 +19,7 @@ from llmrun.protocol.devices import (
     NO_DEVICE,
     PROCESSOR,
     SPLIT_MODES,
+    Gpu,
     TensorOverride,
     device_names,
     proportions,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:  # loading the weights does not wait for these imports
     from pathlib import Path
 
     from llmrun.gguf.header import Header
-    from llmrun.protocol.devices import Gpu
     from llmrun.protocol.loading import DeviceBuffer
 
 
@@ -59,9 +59,9 @@ def devices() -> tuple[Device, ...]:
     get = function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     name = function("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     description = function("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    kind = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    type_of = function("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
     pointers = [get(index) for index in range(function("ggml_backend_dev_count", ctypes.c_size_t)())]
-    return tuple(Device(_text(name(p)), _text(description(p)), kind(p), p) for p in pointers)
+    return tuple(Device(_text(name(p)), _text(description(p)), type_of(p), p) for p in pointers)
 
 
 @functools.cache
@@ -72,8 +72,6 @@ def gpus() -> tuple[Gpu, ...]:
 
 def memory_of(device: Device) -> Gpu:
     """Return a device with its present memory."""
-    from llmrun.protocol.devices import Gpu
-
     size = ctypes.POINTER(ctypes.c_size_t)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     get = function("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)
@@ -185,9 +183,9 @@ class DeviceParameters:
             by_device += [DeviceBuffer(name, int(buffer.n_bytes * part / most)) for name, part in parts.items()]
         return tuple(by_device)
 
-    def _array(self, kind: Any, values: list[Any]) -> int:
+    def _array(self, element: Any, values: list[Any]) -> int:
         """Return the address of an array."""
-        self._arrays.append((kind * len(values))(*values))
+        self._arrays.append((element * len(values))(*values))
         return ctypes.addressof(self._arrays[-1])
 
 

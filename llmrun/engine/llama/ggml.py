@@ -91,16 +91,16 @@ class TensorNumbers:
         self._get = function("ggml_backend_tensor_get", None, pointer, pointer, ctypes.c_size_t, ctypes.c_size_t)
         self._bytes = function("ggml_nbytes", ctypes.c_size_t, pointer)
 
-    def __call__(self, tensor: GgmlTensor, kind: Any = ctypes.c_float) -> Any:
+    def __call__(self, tensor: GgmlTensor, element: Any = ctypes.c_float) -> Any:
         """Return a tensor's elements as a 4-dimensional array, the contiguous dimension last; copied from a GPU."""
         import numpy as np
 
         address = ctypes.addressof(tensor)
         size = self._bytes(address)
         if self._is_readable(tensor):
-            flat: Any = np.frombuffer((ctypes.c_char * size).from_address(tensor.data), kind)
+            flat: Any = np.frombuffer((ctypes.c_char * size).from_address(tensor.data), element)
         else:
-            flat = np.empty(size // ctypes.sizeof(kind), kind)
+            flat = np.empty(size // ctypes.sizeof(element), element)
             self._get(address, flat.ctypes.data, 0, size)
         return np.lib.stride_tricks.as_strided(flat, tensor.ne[::-1], tensor.nb[::-1], writeable=False)
 
@@ -194,9 +194,9 @@ class Operations:
             self.free(context)
 
     @contextlib.contextmanager
-    def memory(self, context: int, kind: int) -> Iterator[bool]:
+    def memory(self, context: int, buffer_type: int) -> Iterator[bool]:
         """Allocate and fill memory for the context's tensors without memory; yield False if there is none."""
-        buffer = self.backend_alloc_ctx_tensors_from_buft(context, kind)
+        buffer = self.backend_alloc_ctx_tensors_from_buft(context, buffer_type)
         if buffer:
             self.backend_buffer_clear(buffer, _FILL)
         try:
@@ -205,9 +205,9 @@ class Operations:
             if buffer:
                 self.backend_buffer_free(buffer)
 
-    def tensor(self, context: int, kind: int, *shape: int) -> int:
+    def tensor(self, context: int, type_number: int, *shape: int) -> int:
         """Describe a tensor, the contiguous dimension first."""
-        return int(self.new_tensor_4d(context, kind, *(*shape, 1, 1, 1)[:4]))
+        return int(self.new_tensor_4d(context, type_number, *(*shape, 1, 1, 1)[:4]))
 
     def seconds(self, result: int, enough: float, repeats: int) -> float:
         """Compute a tensor and its inputs repeatedly, after one warm-up; return the shortest time.

@@ -63,8 +63,8 @@ def check_kv_types(model: LlamaModel, load: Load) -> None:
     """Raise UsageError if the attention heads are no multiple of the blocks of the KV cache's types."""
     if load.flash_attention == "off":
         return  # rows of all heads are divided into blocks then
-    for flag, kind, name in (("k", load.kv_type_k, "key"), ("v", load.kv_type_v, "value")):
-        block = TENSOR_TYPES[kind.upper()].block
+    for flag, kv_type, name in (("k", load.kv_type_k, "key"), ("v", load.kv_type_v, "value")):
+        block = TENSOR_TYPES[kv_type.upper()].block
         if block == 1:
             continue  # without reading the header, which takes longer than creating a context
         header = model.header
@@ -72,7 +72,7 @@ def check_kv_types(model: LlamaModel, load: Load) -> None:
         odd = next((length for length in lengths if length % block), 0)
         if odd and header.kv_layers:
             raise UsageError(
-                f"--cache-type-{flag} {kind} does not suit this model",
+                f"--cache-type-{flag} {kv_type} does not suit this model",
                 why=f"it is stored in blocks of {block} elements, and the model's {name} heads have {odd}",
                 hint=f"leave out --cache-type-{flag}",
             )

@@ -60,7 +60,7 @@ def quantize(command: Quantize, weights: Mapping[str, Any], facts: Mapping[str, 
     if command.embedding_type >= 0:
         params.token_embedding_type = command.embedding_type
     # Each array ends with an entry of zeros, and must not be collected before the call returns.
-    patterns = [(pattern.encode(), kind) for pattern, kind in command.overrides]
+    patterns = [(pattern.encode(), type_number) for pattern, type_number in command.overrides]
     overrides = (llama.llama_model_tensor_override * (len(patterns) + 1))(*patterns)
     rows, metadata = _importance(llama, weights), _metadata(llama, facts)
     if patterns:

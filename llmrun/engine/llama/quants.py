@@ -51,14 +51,14 @@ class Quants:
         self.numbers = type_numbers()
 
     @cache  # noqa: B019 - lives as long as the job
-    def _traits(self, kind: int) -> _Traits:
-        return self._get_traits(kind).contents  # type: ignore[no-any-return]
+    def _traits(self, type_number: int) -> _Traits:
+        return self._get_traits(type_number).contents  # type: ignore[no-any-return]
 
-    def row_bytes(self, kind: int, columns: int) -> int:
-        traits = self._traits(kind)
+    def row_bytes(self, type_number: int, columns: int) -> int:
+        traits = self._traits(type_number)
         return int(columns // traits.blck_size * traits.type_size)
 
-    def unpack(self, kind: int, data: Array, columns: int) -> Array:
+    def unpack(self, type_number: int, data: Array, columns: int) -> Array:
         """Dequantize rows.
 
         Args:
@@ -67,15 +67,17 @@ class Quants:
         Returns:
             float32 [rows, columns].
         """
-        rows = len(data) // self.row_bytes(kind, columns)
-        if kind == F32:
+        rows = len(data) // self.row_bytes(type_number, columns)
+        if type_number == F32:
             return data.view(np.float32).reshape(rows, columns)
         out = np.empty((rows, columns), np.float32)
-        to_float = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(self._traits(kind).to_float)
+        to_float = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(
+            self._traits(type_number).to_float
+        )
         to_float(data.ctypes.data, out.ctypes.data, out.size)
         return out
 
-    def pack(self, kind: int, rows: Array, importance: Array | None = None) -> Array:
+    def pack(self, type_number: int, rows: Array, importance: Array | None = None) -> Array:
         """Quantize rows.
 
         Args:
@@ -86,14 +88,14 @@ class Quants:
             bytes, uint8.
         """
         count, columns = rows.shape
-        out = np.empty(count * self.row_bytes(kind, columns), np.uint8)
+        out = np.empty(count * self.row_bytes(type_number, columns), np.uint8)
         weights = None if importance is None else importance.ctypes.data
-        self._chunk(kind, rows.ctypes.data, out.ctypes.data, 0, count, columns, weights)
+        self._chunk(type_number, rows.ctypes.data, out.ctypes.data, 0, count, columns, weights)
         return out
 
-    def rounded(self, kind: int, rows: Array, importance: Array | None = None) -> Array:
+    def rounded(self, type_number: int, rows: Array, importance: Array | None = None) -> Array:
         """Quantize rows and dequantize them again: float32 [rows, columns]."""
-        return self.unpack(kind, self.pack(kind, rows, importance), rows.shape[1])
+        return self.unpack(type_number, self.pack(type_number, rows, importance), rows.shape[1])
 
     def repack(self, before: int, data: Array, columns: int, through: int | None, after: int) -> Array:
         """Convert a whole tensor to another type, on all threads.

@@ -165,8 +165,8 @@ class _Finder:
 
     def _at(self, text: str, start: int) -> AddedToken | None:
         lengths = self._lengths[text[start]]
-        found = (self._tokens.get(text[start : start + length]) for length in lengths)
-        return next((token for token in found if token is not None), None)
+        tokens = (self._tokens.get(text[start : start + length]) for length in lengths)
+        return next((token for token in tokens if token is not None), None)
 
 
 def _end_without_space(text: str, end: int) -> int:
@@ -184,8 +184,8 @@ def _belongs_to_word(character: str) -> bool:
     """Return whether a character is in Rust's \\w, to which marks, joiners and circled letters belong."""
     if not character:
         return False
-    kind = unicodedata.category(character)
-    if kind[0] in "LM" or kind in ("Nd", "Nl", "Pc"):
+    category = unicodedata.category(character)
+    if category[0] in "LM" or category in ("Nd", "Nl", "Pc"):
         return True
     return character in "\u200c\u200d" or any(low <= ord(character) <= high for low, high in _CIRCLED_LETTERS)
 
@@ -229,15 +229,20 @@ def _parsed(steps: str) -> list[_Step | None]:
         raise _damaged(f"its normalization is {steps[:80]!r}") from None
 
 
-def _step(kind: str, *arguments: Any) -> _Step:
-    if kind == "Replace" and len(arguments) == 2 and all(isinstance(each, str) for each in arguments) and arguments[0]:
+def _step(name: str, *arguments: Any) -> _Step:
+    if (
+        name == "Replace"
+        and len(arguments) == 2
+        and all(isinstance(argument, str) for argument in arguments)
+        and arguments[0]
+    ):
         before, after = arguments
         return lambda text: text.replace(before, after)
-    if kind == "Prepend" and len(arguments) == 1 and isinstance(arguments[0], str):
+    if name == "Prepend" and len(arguments) == 1 and isinstance(arguments[0], str):
         return lambda text: text and arguments[0] + text
-    if kind == "Strip" and len(arguments) == 2:
+    if name == "Strip" and len(arguments) == 2:
         return lambda text: _stripped(text, *arguments)
-    raise ValueError(kind)
+    raise ValueError(name)
 
 
 def _stripped(text: str, left: bool, right: bool) -> str:
@@ -303,7 +308,7 @@ class Charsmap:
 
     def _longest(self, data: bytes, start: int) -> tuple[int, bytes]:
         """Return the length of the longest rule that begins here, and its replacement; 0 without one."""
-        node, found = 0, (0, b"")
+        node, longest = 0, (0, b"")
         for position in range(start, len(data)):
             child = self._child(node, data[position]) if data[position] else None
             if child is None:
@@ -314,8 +319,8 @@ class Charsmap:
                 index = self._units[leaf] & 0x7FFFFFFF if leaf < len(self._units) else len(self._replacements)
                 if index >= len(self._replacements):
                     raise _damaged("its normalization rules are cut")
-                found = position + 1 - start, self._replacements[index : self._replacements.index(b"\0", index)]
-        return found
+                longest = position + 1 - start, self._replacements[index : self._replacements.index(b"\0", index)]
+        return longest
 
 
 def _n_bytes(first: int) -> int:

@@ -99,12 +99,12 @@ class LlamaVocabulary:
         attribute = llama.llama_vocab_get_attr
         attributes = [attribute(vocab, token) for token in range(self.n_tokens)]
         control = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
-        self._control_tokens = [token for token, found in enumerate(attributes) if found & control]
+        self._control_tokens = [token for token, bits in enumerate(attributes) if bits & control]
         self._control_texts = tuple(map(self._text, self._control_tokens))
         of_user = llama.LLAMA_TOKEN_ATTR_USER_DEFINED
-        self._user_defined = [token for token, found in enumerate(attributes) if found & of_user]
+        self._user_defined = [token for token, bits in enumerate(attributes) if bits & of_user]
         if self._kind == _SENTENCE_PIECE:
-            usual = [token for token, found in enumerate(attributes) if found & llama.LLAMA_TOKEN_ATTR_BYTE]
+            usual = [token for token, bits in enumerate(attributes) if bits & llama.LLAMA_TOKEN_ATTR_BYTE]
             self._damage = self._missing_byte(usual) and self._missing_byte(range(self.n_tokens))
         elif self._kind == _RWKV:
             self._damage = self._missing_beginning()
@@ -141,15 +141,19 @@ class LlamaVocabulary:
             raise _damaged(self._damage)
         if self._rules is not None:
             parts = self._rules.parts(text, special=special, begins=begins)
-            each = ([part] if isinstance(part, int) else self._tokenize(part, special=False) for part in parts)
-            return [*chain.from_iterable(each)]
+            tokens_of_parts = (
+                [part] if isinstance(part, int) else self._tokenize(part, special=False) for part in parts
+            )
+            return [*chain.from_iterable(tokens_of_parts)]
         text = self._normalized(text, special=special)
-        known = dict.fromkeys(_long_words(text), self._unknown) if self._kind == _WORD_PIECE else None
-        if not known:
+        long_words = dict.fromkeys(_long_words(text), self._unknown) if self._kind == _WORD_PIECE else None
+        if not long_words:
             return self._tokenize(text, special=special)
-        split = enumerate(re.split(f"({'|'.join(map(re.escape, known))})", text))  # text and a long word in turn
-        each = ([known[part]] if number % 2 else self._tokenize(part, special=special) for number, part in split)
-        return [*chain.from_iterable(each)]
+        split = enumerate(re.split(f"({'|'.join(map(re.escape, long_words))})", text))  # text and a long word in turn
+        tokens_of_parts = (
+            [long_words[part]] if number % 2 else self._tokenize(part, special=special) for number, part in split
+        )
+        return [*chain.from_iterable(tokens_of_parts)]
 
     @cached_property
     def _rules(self) -> TextRules | None:

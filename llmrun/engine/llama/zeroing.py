@@ -36,20 +36,20 @@ def zeroes_on_demand() -> bool:
     """Make all later buffers of the processor take memory on use; return False where that is impossible."""
     if not sys.platform.startswith("linux"):
         return False
-    kind = function("ggml_backend_cpu_buffer_type", _Pointer)()
-    place = _place_of_type(kind)
+    buffer_type = function("ggml_backend_cpu_buffer_type", _Pointer)()
+    place = _place_of_type(buffer_type)
     if not place:
         return False
     size_of = function("ggml_backend_buffer_get_size", ctypes.c_size_t, _Pointer)
     base_of = function("ggml_backend_buffer_get_base", _Pointer, _Pointer)
-    functions = ctypes.cast(kind, _Words)
+    functions = ctypes.cast(buffer_type, _Words)
     allocate = _Allocate(functions[_ALLOC])
 
     def clear(buffer: int, value: int) -> None:
         zero(base_of(buffer), size_of(buffer), value)
 
-    def allocate_clearable(kind: int, size: int) -> int | None:
-        buffer: int | None = allocate(kind, size)
+    def allocate_clearable(buffer_type: int, size: int) -> int | None:
+        buffer: int | None = allocate(buffer_type, size)
         if buffer and size >= _SMALL:
             ctypes.cast(buffer, _Words)[place + _CLEAR] = ctypes.cast(_installed[0], _Pointer).value
         return buffer
@@ -71,19 +71,19 @@ def zero(base: int, size: int, value: int = 0) -> None:
 
 @functools.cache
 def _madvise() -> Any:
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = (_Pointer, ctypes.c_size_t, ctypes.c_int)
-    return found
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (_Pointer, ctypes.c_size_t, ctypes.c_int)
+    return madvise
 
 
-def _place_of_type(kind: int) -> int:
+def _place_of_type(buffer_type: int) -> int:
     """Return the index of a buffer's type among the words of its structure; 0 if a layout is not the expected one."""
-    functions = ctypes.cast(kind, _Words)
-    buffer = function("ggml_backend_buft_alloc_buffer", _Pointer, _Pointer, ctypes.c_size_t)(kind, mmap.PAGESIZE)
+    functions = ctypes.cast(buffer_type, _Words)
+    buffer = function("ggml_backend_buft_alloc_buffer", _Pointer, _Pointer, ctypes.c_size_t)(buffer_type, mmap.PAGESIZE)
     if not buffer or functions[_MAX_SIZE] or functions[_ALLOC_SIZE]:
         return 0
     words = ctypes.cast(buffer, _Words)
-    place = next((index for index in range(_MOST_WORDS) if words[index] == kind), 0)
+    place = next((index for index in range(_MOST_WORDS) if words[index] == buffer_type), 0)
     is_known = place and not words[place + _RESET] and words[place + _SIZE] == mmap.PAGESIZE
     is_known = is_known and words[place + _BASE] == function("ggml_backend_buffer_get_base", _Pointer, _Pointer)(buffer)
     function("ggml_backend_buffer_free", None, _Pointer)(buffer)

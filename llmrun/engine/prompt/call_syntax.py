@@ -68,8 +68,8 @@ def find_syntax(render: Render, end: str = "") -> CallSyntax | None:
     shape = _shape(one, turns.calls(_ARGUMENTS, _ARGUMENTS))
     if is_json:
         return _syntax(shape, None, turns)
-    found = _parameters(turns, shape)
-    return _syntax(*found, turns) if found else None
+    parameters = _parameters(turns, shape)
+    return _syntax(*parameters, turns) if parameters else None
 
 
 class _Turns:
@@ -256,7 +256,7 @@ def _numbered(first: str, second: str) -> list[CallElement]:
 
 
 def _size(elements: Sequence[CallElement]) -> int:
-    return sum(len(each) if isinstance(each, str) else 1 for each in elements)
+    return sum(len(element) if isinstance(element, str) else 1 for element in elements)
 
 
 def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | None:
@@ -313,8 +313,8 @@ def _with_nesting(parameters: Parameters, turns: _Turns) -> Parameters:
     item = re.search(re.escape(parameters.begin) + r"(\w+)" + re.escape(parameters.forms[0].middle) + "7531", text)
     choices = [Nesting(("{", "}"), ("[", "]"))]
     choices += [Nesting(("", ""), ("", ""), item[1])] if item and parameters.begin else []
-    nested = (parameters._replace(nesting=each) for each in choices)
-    return next((each for each in nested if write_nested(value, each) in text), parameters)
+    nested = (parameters._replace(nesting=nesting) for nesting in choices)
+    return next((form for form in nested if write_nested(value, form) in text), parameters)
 
 
 def _around(turns: _Turns, value: Any) -> tuple[str, str] | None:

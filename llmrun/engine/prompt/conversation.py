@@ -179,10 +179,10 @@ def _one_by_one(messages: Sequence[Message]) -> list[Message]:
         for call in message.tool_calls:
             fitted.append(replace(message, tool_calls=(call,)))
             message = replace(message, content="", reasoning="")
-            own = next((result for result in results if result.tool_call_id in (call.id, "")), None)
-            if own is not None:
-                results.remove(own)
-                fitted.append(own)
+            result_of_call = next((result for result in results if result.tool_call_id in (call.id, "")), None)
+            if result_of_call is not None:
+                results.remove(result_of_call)
+                fitted.append(result_of_call)
         fitted += results
     return fitted
 

@@ -5,6 +5,7 @@ Must not know conversations. A template is untrusted: operations that can't be i
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -204,8 +205,6 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """Return JSON as Hugging Face's filter does: without HTML escapes, unlike Jinja's own."""
-    import json
-
     if isinstance(value, Iterator):  # of a filter such as map
         value = [*value]
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -47,7 +47,7 @@ def possible_reasoning(control: Collection[str], lead: str = "") -> ReasoningSyn
     """
     if lead:
         return ReasoningSyntax("", "", lead)
-    return next((known for known in _KNOWN if {known.opening, known.closing} <= {*control}), _KNOWN[0])
+    return next((syntax for syntax in _KNOWN if {syntax.opening, syntax.closing} <= {*control}), _KNOWN[0])
 
 
 def known_reasoning(template: str | None) -> ReasoningSyntax | None:
@@ -56,13 +56,13 @@ def known_reasoning(template: str | None) -> ReasoningSyntax | None:
         return None
     if HARMONY.lead in template:
         return HARMONY
-    found = next((known for known in _KNOWN if known.closing in template), None)
-    if found is None:
+    syntax = next((syntax for syntax in _KNOWN if syntax.closing in template), None)
+    if syntax is None:
         return None
     # A template that only cuts answers at the closing tag is of a model that always reasons, as DeepSeek R1's first.
-    is_implied = found.opening[-1] in ">]" and "think" not in template.lower().replace(found.closing, "")
-    has_frame = found.lead in template
-    return found._replace(is_implied=is_implied, lead=found.lead * has_frame, end=found.end * has_frame)
+    is_implied = syntax.opening[-1] in ">]" and "think" not in template.lower().replace(syntax.closing, "")
+    has_frame = syntax.lead in template
+    return syntax._replace(is_implied=is_implied, lead=syntax.lead * has_frame, end=syntax.end * has_frame)
 
 
 def find_reasoning(template: str, render: Render, ends: Collection[str]) -> ReasoningSyntax | None:
@@ -74,10 +74,10 @@ def find_reasoning(template: str, render: Render, ends: Collection[str]) -> Reas
     """
     if HARMONY.lead in template:
         return HARMONY
-    found = next(filter(None, (_rendered(render, thinking) for thinking in (None, True))), None)
-    if found is None:
+    syntax = next(filter(None, (_rendered(render, thinking) for thinking in (None, True))), None)
+    if syntax is None:
         return known_reasoning(template)
-    return found._replace(end=_before(found.end, ends), tail=_before(found.tail, ends))
+    return syntax._replace(end=_before(syntax.end, ends), tail=_before(syntax.tail, ends))
 
 
 def _before(text: str, ends: Collection[str]) -> str:
@@ -155,7 +155,7 @@ def opens(prompt: str, syntax: ReasoningSyntax) -> bool:
     """Return whether a rendered prompt ends with the opening tag, so that the answer begins with reasoning."""
     begins = [text.rstrip() for text in (syntax.opening, syntax.words) if text.strip()]
     text = prompt.rstrip()
-    return any(text.endswith(each) for each in begins) and text.rfind(begins[0]) > text.rfind(syntax.closing)
+    return any(text.endswith(begin) for begin in begins) and text.rfind(begins[0]) > text.rfind(syntax.closing)
 
 
 def constrained_tags(syntax: ReasoningSyntax, *, calls: bool) -> Tags:

@@ -168,7 +168,7 @@ def _simple(schema: Any) -> Any:
             name: {} if isinstance(value, bool) else value for name, value in simple["properties"].items()
         }
     if isinstance(simple.get("type"), list):
-        simple["type"] = next((each for each in simple["type"] if each != "null"), "null")
+        simple["type"] = next((type_name for type_name in simple["type"] if type_name != "null"), "null")
     return simple
 
 

@@ -28,7 +28,7 @@ class BenchTest:
             name = f"chat{self.n_prompt}+{self.n_gen}"
         else:
             parts = (("pp", self.n_prompt), ("tg", self.n_gen))
-            name = "+".join(f"{kind}{tokens}" for kind, tokens in parts if tokens)
+            name = "+".join(f"{prefix}{tokens}" for prefix, tokens in parts if tokens)
         return f"{name} @ d{self.n_depth}" if self.n_depth else name
 
     @property

@@ -103,17 +103,17 @@ class MachineSpeed:
     types: Mapping[str, Rates]  # type -> its rates
     others: float = 0.0  # cores that other programs used during the measurement
 
-    def decode(self, kind: str, size: float, row: float = LONG_ROW) -> float:
+    def decode(self, type_name: str, size: float, row: float = LONG_ROW) -> float:
         """Return bytes/s of a type's matrices in decode, with rows of `row` elements, in a model of `size` bytes."""
-        rates = self._rates(kind)
+        rates = self._rates(type_name)
         return rates.at(size, row) if rates.decode else self.read
 
-    def prefill(self, kind: str) -> float:
+    def prefill(self, type_name: str) -> float:
         """Return multiply-adds/s of a type's matrices in prefill."""
-        return self._rates(kind).prefill or self.read
+        return self._rates(type_name).prefill or self.read
 
-    def _rates(self, kind: str) -> Rates:
-        rates = self.types.get(kind, Rates())
+    def _rates(self, type_name: str) -> Rates:
+        rates = self.types.get(type_name, Rates())
         return rates if rates.decode else self.types.get(STAND_IN, Rates())
 
     def attention(self, kv_type: str, head_length: int, *, prefill: bool = False) -> float:

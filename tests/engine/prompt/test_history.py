@@ -148,7 +148,7 @@ def test_an_answer_and_a_count_say_what_stands(talk: Answering) -> None:
     assert answers[0].started.history is None
     assert answers[3].started.history == PromptHistory(3, len(answers[2].standing))
     asked = AnswerRequest((SYSTEM, QUESTION, *_rest(answers)), template=THINKS, tools=TOOLS)
-    counted = talk.loaded.preparer.count(asked, 1, lambda event: None)
+    counted = talk.loaded.preparer.prompts.count(asked, 1, lambda event: None)
     assert counted.history == PromptHistory(4, len(answers[3].standing))
     assert counted.total > len(answers[3].standing)
 

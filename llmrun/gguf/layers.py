@@ -1,10 +1,12 @@
-"""The KV cache and recurrent state of each architecture, as llama.cpp allocates them (llama-cpp-python 0.3.36).
+"""The layers of a model: the KV cache and recurrent state of each, and the weights that a GPU gets with it.
 
-Pure functions of a header's numbers; must not know tensors or memory plans.
+As llama.cpp allocates them (llama-cpp-python 0.3.36); pure functions of a header's numbers.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from llmrun.gguf.metadata import ModelMetadata, of_layer
@@ -39,6 +41,11 @@ _ROLLS_BACK = frozenset(
     {"qwen35", "qwen35moe", "kimi-k3", "glm5-next", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe", "bailingmoe3"}
 )
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})  # these cache a second, smaller key of every token
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+# llama-arch.cpp: LLM_TENSOR_LAYER_INPUT. The input is always looked up by the processor.
+_INPUT = ("token_embd.", "token_types.", "position_embd.", "per_layer_token_embd.", "masked_embd_")
+INPUT_LAYER = -1
+_EMBEDDINGS, _OUTPUT, _OUTPUT_NORM = "token_embd.weight", "output.weight", "output_norm.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +63,13 @@ def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
         return ()
     sliding = sliding_layers(header)
     recurrent = _recurrent(header)
-    found = []
+    layers = []
     for layer in range(_own_layers(header)):
         window = window_of(header) if sliding[layer] else 0
         elements = 0 if recurrent[layer] else _elements(header, layer, sliding=sliding[layer])
         if elements:
-            found.append(KvLayer(elements, window, layer))
-    return tuple(found)
+            layers.append(KvLayer(elements, window, layer))
+    return tuple(layers)
 
 
 def recurrent_layers(header: ModelMetadata) -> tuple[int, ...]:
@@ -193,3 +200,58 @@ def _state_elements(header: ModelMetadata) -> int:
     inner, state = count("ssm.inner_size"), count("ssm.state_size")
     conv = max(count("ssm.conv_kernel") - 1, 0) * (inner + 2 * count("ssm.group_count") * state)
     return conv + state * inner
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShares:
+    """Fractions of all weights.
+
+    Attributes:
+        weights: of each layer, the output last.
+        copied: of the output's weights, the part that is in RAM too: token embeddings that are also its matrix.
+        largest: the largest matrix of a layer.
+        tensors: name -> layer, INPUT_LAYER for those always in RAM, and share of all weights.
+    """
+
+    weights: tuple[float, ...]
+    copied: float = 0.0
+    largest: float = 0.0
+    tensors: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, layers: int, tensors: Mapping[str, int]) -> LayerShares:
+        """Return the shares of a model file.
+
+        Args:
+            layers: number of blocks.
+            tensors: name -> bytes.
+        """
+        layers, total = min(layers, MAX_LAYERS), max(sum(tensors.values()), 1)
+        sizes, largest = [0] * (layers + 1), 0
+        places: dict[str, tuple[int, float]] = {}
+        for name, size in tensors.items():
+            block = _BLOCK.match(name)
+            layer = layers if block is None else min(int(block[1]), layers)
+            if block is not None:
+                largest = max(largest, size)
+            elif name.startswith(_INPUT):
+                layer = INPUT_LAYER
+            if layer != INPUT_LAYER:
+                sizes[layer] += size
+            places[name] = layer, size / total
+        is_tied = _OUTPUT_NORM in tensors and _OUTPUT not in tensors
+        copied = tensors.get(_EMBEDDINGS, 0) if is_tied else 0
+        sizes[layers] += copied
+        weights = tuple(size / total for size in sizes)
+        return cls(weights, copied / total, largest / total, places)
+
+
+def most_feed_forward(header: ModelMetadata, experts_used: int | tuple[int, ...]) -> int:
+    """Return the width of the widest feed-forward part that one token goes through; 0 if the file does not state it."""
+    width = 0
+    for name, times in (("feed_forward_length", 1), ("expert_feed_forward_length", experts_used)):
+        widths = header.metadata.get(header.model_key(name))
+        factor = times if isinstance(times, int) else max(times, default=0)
+        of_layers = widths if isinstance(widths, tuple) else (widths,)
+        width = max([width, *(of_one * factor for of_one in of_layers if isinstance(of_one, int))])
+    return width

@@ -1,4 +1,4 @@
-"""What a model keeps of its tokens, as llmrun/gguf/kv_layers.py has it, against the states of llama.cpp's contexts."""
+"""What a model keeps of its tokens, as llmrun/gguf/layers.py has it, against the states of llama.cpp's contexts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.tiny_models import tiny_answers
 
 from llmrun.engine.llama.parameters import KV_TYPES
 from llmrun.gguf.header import Header
-from llmrun.gguf.kv_layers import kv_layers, recurrent_bytes
+from llmrun.gguf.layers import kv_layers, recurrent_bytes
 from llmrun.gguf.reader import read_header
 from llmrun.planning.memory import KV_BYTES
 from llmrun.quantize.types import TENSOR_TYPES
