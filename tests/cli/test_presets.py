@@ -22,6 +22,7 @@ temp = 0.3
 think = true
 think-effort = "low"
 tools = ["a.py", "b.py"]
+docs = "~/notes"
 stop = ["\\n\\n"]
 ctx = 1024
 lora = ["p.gguf"]
@@ -54,6 +55,7 @@ def test_a_preset_names_the_model_and_every_option(config: Path, monkeypatch: py
     assert values["model"] == "smollm2"
     assert (others["system"], others["temperature"], others["top_k"], others["ctx"]) == ("Arr.", 0.3, 7, 1024)
     assert (others["tools"], others["stop"], others["lora"]) == (["a.py", "b.py"], ["\n\n"], ["p.gguf"])
+    assert others["docs"] == "~/notes"
     assert sampling.PRESET_ORIGINS["temperature"] == "preset pirate"
     assert sampling.PRESET_ORIGINS["top_k"] == "preset"
     assert sampling.PRESET_ORIGINS["reasoning_effort"] == "preset pirate"
