@@ -35,7 +35,7 @@ FOREIGN_FILES = {"convert_hf_to_gguf.py", "convert_lora_to_gguf.py", "modeling_r
 HOMES = {
     "llama_cpp": ("engine/llama/",),
     "jinja2": ("engine/prompt/sandbox.py", "engine/environment.py", "ui/html/"),
-    "PIL": ("engine/prompt/images.py",),
+    "PIL": ("engine/prompt/media.py",),
     "rich": ("ui/",),
     "markdown_it": ("ui/answer/",),
     "prompt_toolkit": ("ui/",),

@@ -1,4 +1,4 @@
-"""Files attached to a message: text files, laid out so that the model sees where each begins, and image files.
+"""Files attached to a message: texts, laid out so that the model sees where each begins, images and audio.
 
 Names are returned as the user gave them, not sanitized.
 """
@@ -11,44 +11,43 @@ import glob
 import hashlib
 import os
 import re
+import shlex
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from llmrun.chat.documents import MAX_DOCUMENT_BYTES, is_document, read_document
 from llmrun.errors import UsageError
-from llmrun.protocol.messages import PICTURE_BEGINNINGS, Image
+from llmrun.protocol.media import FORMATS, Media, Modality, conversion, modality_of, must_be_converted, other_audio
 from llmrun.storage import decode_text
 from llmrun.system import user_path
 
 MAX_FILE_BYTES = 4 << 20
 MAX_TOTAL_BYTES = 16 << 20
 MAX_FILES = 200
-MAX_IMAGE_BYTES = 16 << 20
-MAX_IMAGES_BYTES = 32 << 20
-"""Of all images that are sent at once: in base64 they have to fit into one frame to the engine."""
+MAX_MEDIA_BYTES = 32 << 20
+"""Of all images and audio that are sent at once: in base64 they have to fit into one frame to the engine."""
 
+_MAX_BYTES: dict[Modality, int] = {"image": 16 << 20, "audio": MAX_MEDIA_BYTES}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _WILDCARDS = frozenset("*?[")
 _TICKS = re.compile(r"`{3,}")
 
 # What a file begins with -> what it is, and what to do about it.
 _KINDS = (
-    (b"\x89PNG\r\n\x1a\n", "an image"),
-    (b"\xff\xd8\xff", "an image"),
-    (b"GIF8", "an image"),
-    (b"BM", "an image"),
     (b"II*\0", "an image"),
     (b"MM\0*", "an image"),
     (b"PK\x03\x04", "an archive or office document"),
     (b"GGUF", "a model"),
 )
 _HINTS = {
-    "an image": "--image FILE, or /image FILE in a chat, shows it to a model that can see",
+    "an image": "save it as PNG",
     "an archive or office document": "save it as text or PDF first",
 }
+_WORDS: dict[Modality, str] = {"image": "an image", "audio": "audio"}
+_FILES: dict[Modality, str] = {"image": "image", "audio": "file"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,14 @@ class AttachedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class AttachedImage:
-    """An image file, read but not decoded: only the engine decodes images."""
+class AttachedMedia:
+    """An image or an audio file, read but not decoded: only the engine does that."""
 
     name: str  # as given
     path: str  # absolute
     sha256: str  # of the bytes
     n_bytes: int
+    modality: Modality
     data: str = field(repr=False)  # base64
 
 
@@ -82,7 +82,7 @@ class Attachments:
 
     files: tuple[AttachedFile, ...] = ()  # in their order in the message
     notes: tuple[str, ...] = ()  # a line for each skipped file of a pattern, and each document without all its text
-    images: tuple[AttachedImage, ...] = ()  # they precede the message
+    media: tuple[AttachedMedia, ...] = ()  # images and audio; they precede the message
 
     @property
     def block(self) -> str:
@@ -99,58 +99,71 @@ class Attachments:
         return sum(file.tokens for file in self.files)
 
     @property
-    def sent(self) -> tuple[Image, ...]:
-        """The images as they are sent, before the message."""
-        return tuple(Image(image.data, image.name) for image in self.images)
+    def sent(self) -> tuple[Media, ...]:
+        """The images and audio as they are sent, before the message."""
+        return tuple(Media(each.data, each.name) for each in self.media)
+
+    @property
+    def modalities(self) -> frozenset[Modality]:
+        """What a model has to read."""
+        return frozenset(each.modality for each in self.media)
 
     def before(self, message: str) -> str:
         """Return the message as it is sent: the text files, then the user's text."""
         return "\n\n".join(part for part in (self.block, message) if part)
 
+    @property
+    def names(self) -> list[str]:
+        return [*(file.name for file in self.files), *(each.name for each in self.media)]
 
-_Named = TypeVar("_Named", AttachedFile, AttachedImage)
+    def without(self, pattern: str) -> Attachments:
+        """Return the attachments without those whose name matches a name or pattern.
+
+        Args:
+            pattern: a name as given, its last part, or a pattern with * ? [].
+
+        Raises:
+            UsageError: nothing matches.
+        """
+
+        def others(attached: Sequence[_Named]) -> tuple[_Named, ...]:
+            return tuple(each for each in attached if not _matches(each.name, pattern))
+
+        left = replace(self, files=others(self.files), media=others(self.media))
+        if left == self:
+            names = ", ".join(self.names) or "nothing"
+            raise UsageError(f"{pattern!r} is not attached", why=f"attached to the next message: {names}")
+        return left
 
 
-def without(attached: Sequence[_Named], pattern: str) -> tuple[_Named, ...]:
-    """Return the attachments whose name does not match a name or pattern.
+_Named = TypeVar("_Named", AttachedFile, AttachedMedia)
 
-    Args:
-        pattern: a name as given, its last part, or a pattern with * ? [].
 
-    Raises:
-        UsageError: nothing matches.
-    """
-    others = tuple(
-        each
-        for each in attached
-        if pattern not in (each.name, Path(each.name).name) and not fnmatch.fnmatchcase(each.name, pattern)
-    )
-    if len(others) == len(attached):
-        names = ", ".join(each.name for each in attached) or "nothing"
-        raise UsageError(f"{pattern!r} is not attached", why=f"attached to the next message: {names}")
-    return others
+def _matches(name: str, pattern: str) -> bool:
+    return pattern in (name, Path(name).name) or fnmatch.fnmatchcase(name, pattern)
 
 
 def attach(
     patterns: Sequence[str],
     *,
-    beside: Sequence[AttachedFile] = (),
+    beside: Attachments | None = None,
     max_bytes: int = MAX_FILE_BYTES,
     max_total: int = MAX_TOTAL_BYTES,
 ) -> Attachments:
-    """Read the text files of -f, or of /file in a chat.
+    """Read the files of -f, or of /file in a chat: texts and documents; images and audio by their own names.
 
     Args:
         patterns: paths, or patterns with * ? [] and **; `~` is the home folder. A file named twice is attached once.
-        beside: files attached before; those named again are read again.
-        max_bytes: limit of one file.
-        max_total: limit of all files, in bytes.
+        beside: attached before; files named again are read again.
+        max_bytes: limit of one text file.
+        max_total: limit of all texts, in bytes.
 
     Raises:
-        UsageError: a file is a URL, missing, not text, or too large. A file that only a pattern found is skipped with a
-            note instead, a hidden file without one.
+        UsageError: a file is a URL, missing, not readable as any of these, or too large. A file that only a pattern
+            found is skipped with a note instead, a hidden file without one.
     """
     files: list[AttachedFile] = []
+    media: list[AttachedMedia] = []
     notes: list[str] = []
     seen: set[str] = set()
     for pattern in patterns:
@@ -161,7 +174,12 @@ def attach(
                 continue
             seen.add(os.path.realpath(name))
             try:
-                text, n_bytes, note = read_text(name, max_bytes)
+                data = _read(name, max_bytes)
+                modality = _modality(data) if named is None else None
+                if modality is not None:
+                    media.append(_attached_media(name, data, modality))
+                    continue
+                text, n_bytes, note = _text_of(data, name, max_bytes)
             except UsageError as error:
                 if named is None:
                     raise
@@ -172,43 +190,66 @@ def attach(
             _check_sum(files, max_total)
         if named and len(files) == before and len(notes) >= len(named):
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
-    files = [*(file for file in beside if os.path.realpath(file.name) not in seen), *files]
+    beside = beside or Attachments()
+    files = [*(file for file in beside.files if os.path.realpath(file.name) not in seen), *files]
     _check_sum(files, max_total)
-    return Attachments(tuple(files), tuple(notes))
+    return Attachments(tuple(files), tuple(notes), _joined(beside.media, media))
 
 
-def attach_image_files(names: Sequence[str], *, beside: Sequence[AttachedImage] = ()) -> tuple[AttachedImage, ...]:
-    """Read the images of --image, or of /image in a chat.
+def attach_media(names: Sequence[str], modality: Modality, beside: Attachments | None = None) -> Attachments:
+    """Read the files of --image or --audio, or of /image or /audio in a chat.
 
     Args:
-        beside: images attached before; those named again are read again.
+        beside: attached before; files named again are read again.
 
     Raises:
-        UsageError: a file is a URL, missing, not an image, or too large.
+        UsageError: a file is a URL, missing, of another kind, or too large.
     """
-    read = tuple(map(read_image, names))
-    paths = {image.path for image in read}
-    images = (*(image for image in beside if image.path not in paths), *read)
-    total = sum(image.n_bytes for image in images)
-    if total > MAX_IMAGES_BYTES:
-        why = f"they have {total:,} bytes, the limit is {MAX_IMAGES_BYTES:,}"
-        raise UsageError(f"{len(images)} images are too large to attach", why=why)
-    return images
+    beside = beside or Attachments()
+    read = [read_media(name, modality) for name in names]
+    return replace(beside, media=_joined(beside.media, read))
 
 
-def read_image(name: str) -> AttachedImage:
-    """Read an image file. Raises as attach_image_files()."""
-    _refuse_names_of_no_file(name)
-    data = _read(name, MAX_IMAGE_BYTES)
-    if not data.startswith(PICTURE_BEGINNINGS):
-        raise UsageError(
-            f"{name!r} can't be attached",
-            why="it is not a PNG, JPEG, GIF, BMP or WebP image",
-            hint="-f FILE takes text files; other images can be saved as PNG",
-        )
+def read_media(name: str, expected: Modality | None = None) -> AttachedMedia:
+    """Read an image or an audio file.
+
+    Args:
+        expected: its kind; None takes both.
+
+    Raises:
+        UsageError: as attach_media().
+    """
+    data = _read(name)
+    modality = _modality(data)
+    if modality is None and other_audio(data):
+        raise must_be_converted(data, name, f"{name!r} can't be attached")
+    if modality is None or modality != (expected or modality):
+        formats = " or ".join(f"a {FORMATS[each]} {_FILES[each]}" for each in ([expected] if expected else FORMATS))
+        hint = "-f FILE takes text files" + ("; other images can be saved as PNG" if expected == "image" else "")
+        hint = f"--{modality} FILE takes it" if modality else hint
+        raise UsageError(f"{name!r} can't be attached", why=f"it is not {formats}", hint=hint)
+    return _attached_media(name, data, modality)
+
+
+def _attached_media(name: str, data: bytes, modality: Modality) -> AttachedMedia:
     path = os.path.abspath(user_path(name))  # noqa: PTH100 - the name, not where a link leads
-    sha256 = hashlib.sha256(data).hexdigest()
-    return AttachedImage(name, path, sha256, len(data), base64.b64encode(data).decode("ascii"))
+    sha256, encoded = hashlib.sha256(data).hexdigest(), base64.b64encode(data).decode("ascii")
+    return AttachedMedia(name, path, sha256, len(data), modality, encoded)
+
+
+def _joined(before: Sequence[AttachedMedia], read: Sequence[AttachedMedia]) -> tuple[AttachedMedia, ...]:
+    """Return images and audio together, those read again once.
+
+    Raises:
+        UsageError: they are too large.
+    """
+    media = {each.path: each for each in read}
+    joined = (*(each for each in before if each.path not in media), *media.values())
+    total = sum(each.n_bytes for each in joined)
+    if total > MAX_MEDIA_BYTES:
+        why = f"they have {total:,} bytes, the limit is {MAX_MEDIA_BYTES:,}"
+        raise UsageError(f"{len(joined)} images and audio files are too large to attach", why=why)
+    return joined
 
 
 def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int, str]:
@@ -219,20 +260,28 @@ def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int, str
     Raises:
         UsageError: it is a URL, not a file, not text, or too large.
     """
-    _refuse_names_of_no_file(name)
-    data = _read(name, MAX_DOCUMENT_BYTES, max_bytes)
+    return _text_of(_read(name, max_bytes), name, max_bytes)
+
+
+def _text_of(data: bytes, name: str, max_bytes: int) -> tuple[str, int, str]:
     if is_document(data):
         document = read_document(data, name, max_bytes)
         return document.text, len(document.text.encode()), document.note
-    kind = next((kind for start, kind in _KINDS if data.startswith(start)), "")
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        kind = "an image"
-    if kind == "an image" and data.startswith(b"BM") and b"\0" not in data:
-        kind = ""  # two letters may begin a text, too
+    if b"\0" in data and other_audio(data):
+        raise must_be_converted(data, name, f"{name!r} can't be attached")
+    modality = _modality(data)
+    kind = _WORDS[modality] if modality else next((kind for start, kind in _KINDS if data.startswith(start)), "")
     if kind:
-        raise UsageError(f"{name!r} can't be attached", why=f"it is {kind}, not text", hint=_HINTS.get(kind, ""))
+        hint = f"-f {shlex.quote(name)} attaches it" if modality else _HINTS.get(kind, "")
+        raise UsageError(f"{name!r} can't be attached", why=f"it is {kind}, not text", hint=hint)
     text = decode_text(data, f"{name!r} can't be attached")
     return text.replace("\r\n", "\n").replace("\r", "\n"), len(data), ""
+
+
+def _modality(data: bytes) -> Modality | None:
+    """Return the kind of an image or an audio file; None for a text that only begins like one."""
+    is_text = data.startswith((b"BM", b"ID3")) and b"\0" not in data
+    return None if is_text else modality_of(data)
 
 
 def estimated_tokens(text: str) -> int:
@@ -262,8 +311,9 @@ def _refuse_names_of_no_file(name: str) -> None:
         raise UsageError(f"{name!r} can't be attached", why="URLs are not fetched", hint="download it, then -f FILE")
 
 
-def _read(name: str, max_bytes: int, max_text: int | None = None) -> bytes:
-    """Read a file of at most max_bytes; at most max_text unless it is a document."""
+def _read(name: str, max_text: int = MAX_FILE_BYTES) -> bytes:
+    """Read a file of at most max_text bytes; documents, images and audio may be larger."""
+    _refuse_names_of_no_file(name)
     path = user_path(name)
     try:
         mode = path.stat().st_mode
@@ -277,13 +327,15 @@ def _read(name: str, max_bytes: int, max_text: int | None = None) -> bytes:
         if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
             raise UsageError(f"{name!r} can't be attached", why="it is not a file")
         with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+            data = file.read(MAX_DOCUMENT_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{name!r} can't be attached", why=why.lower()) from None
-    limit = max_bytes if max_text is None or is_document(data) else max_text
+    modality = _modality(data)
+    limit = _MAX_BYTES[modality] if modality else MAX_DOCUMENT_BYTES if is_document(data) else max_text
     if len(data) > limit:
-        raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {limit:,} bytes")
+        hint = conversion(name) if modality == "audio" else ""
+        raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {limit:,} bytes", hint=hint)
     return data
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from llmrun.chat.images import ImageCache, ImageFile
+from llmrun.chat.media import MediaCache, MediaFile
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
@@ -43,7 +43,7 @@ from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
     Finished,
-    ImageAccepted,
+    MediaAccepted,
     Message,
     Stats,
     ToolCall,
@@ -107,7 +107,7 @@ class Conversation:
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
         self._was_read = False  # the model has prefilled the last question
         self._answered_under: str | None = None  # the system prompt of the last answer in this run
-        self._images = ImageCache(on_note)
+        self._media = MediaCache(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
 
@@ -122,9 +122,9 @@ class Conversation:
         try:
             yield from self._answer()
         except LlmrunError:
-            if question.images and not self._was_read:
+            if question.media and not self._was_read:
                 self.chat.undo()
-                self._note("The question and its images were removed.")
+                self._note("The question and its files were removed.")
             raise
 
     def retry(self, answer: Answering | None = None) -> Generator[Event, None, None]:
@@ -178,7 +178,7 @@ class Conversation:
         self._versions, self.last, self.calls = [], None, ()
         try:
             for event in self.model.answer(*with_seeds(self._request(turn), seeds)):
-                if isinstance(event, ImageAccepted):
+                if isinstance(event, MediaAccepted):
                     continue  # reported with the question
                 responses.setdefault(event.request, ResponseAccumulator()).take(event)
                 yield event
@@ -235,13 +235,13 @@ class Conversation:
         return [Message("system", self.chat.system)] if self.chat.system else []
 
     def _messages_of(self, turns: Sequence[WindowTurn]) -> Iterator[Message]:
-        """Yield the messages of turns, with their images."""
+        """Yield the messages of turns, with their images and audio."""
         for turn in turns:
-            yield self._with_images(turn.messages[0], turn.images)
+            yield self._with_media(turn.messages[0], turn.media)
             yield from turn.messages[1:]
 
-    def _with_images(self, message: Message, files: Sequence[ImageFile]) -> Message:
-        return self._images.show(message, files, "" if self.model.sees else self.model.name)
+    def _with_media(self, message: Message, files: Sequence[MediaFile]) -> Message:
+        return self._media.show(message, files, self.model)
 
     def save_state(self) -> None:
         """Save the KV cache, so that the chat can be resumed without prefill. Errors are ignored."""
@@ -290,11 +290,11 @@ class Conversation:
         """Yield the events of one answer of the model; without calls it ends the turn."""
         request = self._request(turn)
         response, self.last, self.calls, self._was_read = ResponseAccumulator(), None, (), False
-        n_known = sum(len(message.pictures) for message in request.messages)  # images of earlier questions
-        n_known -= 0 if turn.answer.rounds else len(turn.question.images)
+        n_known = sum(len(message.media) for message in request.messages)  # files of earlier questions
+        n_known -= 0 if turn.answer.rounds else len(turn.question.media)
         try:
             for event in self._events(turn, request, answer or self.model.answer):
-                if isinstance(event, ImageAccepted):
+                if isinstance(event, MediaAccepted):
                     n_known -= 1
                     if n_known >= 0:
                         continue  # reported with its own question
@@ -396,9 +396,9 @@ class Conversation:
     def _certainly_fits(self, messages: Sequence[Message], window: Window) -> bool:
         """Return whether the messages fit without counting: a token has at least a byte.
 
-        The size of tools and images is unknown.
+        The size of tools, images and audio is unknown.
         """
-        if self.settings.request.tools or any(message.role == "tool" or message.pictures for message in messages):
+        if self.settings.request.tools or any(message.role == "tool" or message.media for message in messages):
             return False
         texts = (f"{message.content}{message.reasoning}" for message in messages)
         return sum(len(text.encode()) + _MARKER_BYTES for text in texts) <= window.room
@@ -463,7 +463,7 @@ class Conversation:
         return response.text
 
     def _to_send(self, turn: _OpenTurn) -> list[Message]:
-        question = self._with_images(Message("user", turn.question.content), turn.question.images)
+        question = self._with_media(Message("user", turn.question.content), turn.question.media)
         return [*self._system(), *self._messages_of(turn.before), question, *round_messages(turn.answer.rounds)]
 
     def _window(self) -> Window:

@@ -14,7 +14,7 @@ from llmrun.model.chat_model import ChatModel
 from llmrun.model.n_answers import seeds_for, with_seeds
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, ImageAccepted, Started, Stats, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, MediaAccepted, Started, Stats, TextDelta
 from llmrun.protocol.sizes import readable_size
 from llmrun.reply import Reply
 from llmrun.ui.answer.meter import summary_of_all
@@ -65,7 +65,7 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
     """Show an answer; return its last event."""
     if output.json:
         return _to_the_end(events, output.event_json)
-    images: list[ImageAccepted] = []  # noted afterwards: a line would break into the live one
+    accepted: list[MediaAccepted] = []  # noted afterwards: a line would break into the live one
     with answer_view(
         output,
         n_ctx=model.n_ctx,
@@ -81,14 +81,15 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
         model.on_wait = view.tick
         for event in events:
             view.show(event)
-            if isinstance(event, ImageAccepted):
-                images.append(event)
+            if isinstance(event, MediaAccepted):
+                accepted.append(event)
             elif isinstance(event, Finished):
                 break
         else:
             raise AssertionError("an answer ended without Finished")
-    for image in images if shown_as.stats is not False else ():
-        output.note(f"{image.name}: {image.width:,} x {image.height:,} pixels, {image.tokens:,} tokens")
+    for each in accepted if shown_as.stats is not False else ():
+        size = f"{each.seconds:.1f} s of audio" if each.seconds else f"{each.width:,} x {each.height:,} pixels"
+        output.note(f"{each.name}: {size}, {counted(each.tokens, 'token')}")
     return event
 
 
@@ -118,8 +119,9 @@ def show_attached(output: Output, attached: Attachments) -> None:
         output.note(note)
     for file in attached.files:
         output.note(f"{file.name}: {readable_size(file.n_bytes)}, about {counted(file.tokens, 'token')}")
-    for image in attached.images:
-        output.note(f"{image.name}: {readable_size(image.n_bytes)}, an image; its tokens are counted when it is sent")
+    for each in attached.media:
+        kind = "an image" if each.modality == "image" else "audio"
+        output.note(f"{each.name}: {readable_size(each.n_bytes)}, {kind}; its tokens are counted when it is sent")
 
 
 def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) -> Finished:

@@ -213,7 +213,7 @@ def talk_with(
             loading,
             answer.request,
             flags,
-            sees=answer.has_images,
+            modalities=answer.modalities,
             warm_up=typed.interactive,
             keeps_states=not saving.private,
             expected=A_CHAT,

@@ -145,7 +145,7 @@ def _expected(model: str | None, ctx: int | None, at: str | None, key_file: Path
         except NetworkError:
             if model is None:
                 raise
-            return _address_only(remote, model, Capabilities(ctx or 0, sees=False))
+            return _address_only(remote, model, Capabilities(ctx or 0, frozenset()))
     running = _running(model) if ctx is None else None
     if running is not None:
         return _of_running(running, model)
@@ -214,7 +214,9 @@ def _endpoint(server: Server, model: str | None) -> Endpoint:
 
 
 def _address_only(server: Server, model: str, facts: Capabilities) -> Endpoint:
-    return Endpoint(server.url.removesuffix("/v1"), server.key, model, facts.n_ctx, facts.sees, facts.thinks)
+    return Endpoint(
+        server.url.removesuffix("/v1"), server.key, model, facts.n_ctx, "image" in facts.modalities, facts.thinks
+    )
 
 
 @contextmanager

@@ -14,14 +14,16 @@ from llmrun.cli.remote import open_at
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
+from llmrun.gguf.reader import read_modalities
 from llmrun.model import Model
 from llmrun.model.loading import ExpectedUse, prepare
-from llmrun.models.location import find_projector, locate, not_on_disk, require_projector
+from llmrun.models.location import find_projector, locate, not_on_disk, require_modalities
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.use import using
 from llmrun.planning.measurements import compare_allocated
 from llmrun.planning.pairs import DraftFile
 from llmrun.protocol.loading import LoadProgress
+from llmrun.protocol.media import Modality
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner import client
 from llmrun.ui.answer.view import answer_view
@@ -42,7 +44,7 @@ def open_chat_model(
     request: AnswerRequest,
     flags: Mapping[str, Any],
     *,
-    sees: bool = False,
+    modalities: frozenset[Modality] = frozenset(),
     **here: Any,
 ) -> AbstractContextManager[ChatModel]:
     """Open the model that answers, on a server or here.
@@ -50,15 +52,15 @@ def open_chat_model(
     Args:
         request: the request, as far as it is known.
         flags: sampling parameters as typed.
-        sees: images will be sent.
+        modalities: kinds of files that will be sent.
         here: more arguments of open_model().
 
     Raises:
         LlmrunError: from the context manager, as open_at() and open_model().
     """
     if loading.server is None:
-        return open_model(output, name, loading, sees=sees, **here)
-    return open_at(output, loading.server, name, request, flags, sees=sees)
+        return open_model(output, name, loading, modalities=modalities, **here)
+    return open_at(output, loading.server, name, request, flags, modalities=modalities)
 
 
 @contextmanager
@@ -72,7 +74,7 @@ def open_model(
     another: bool = False,
     embeds: bool = False,
     expected: ExpectedUse | None = None,
-    sees: bool = False,
+    modalities: frozenset[Modality] = frozenset(),
 ) -> Iterator[Model]:
     """Load a model; end its engine afterwards.
 
@@ -81,7 +83,7 @@ def open_model(
         another: start a new engine, since the one started ahead has a model.
         embeds: load for embeddings or scores, not for answers.
         expected: purpose; see llmrun.model.loading.prepare().
-        sees: images will be sent.
+        modalities: kinds of files that will be sent.
 
     Raises:
         LlmrunError: see llmrun.model.loading.load().
@@ -89,8 +91,8 @@ def open_model(
     settings = load_settings()
     spec, path = find_model(output, name, yes=loading.yes)
     projector = find_projector(path, loading.projector)
-    if sees:
-        require_projector(spec.name, projector is not None)
+    if modalities:
+        require_modalities(spec.name, modalities, read_modalities(projector), projector=projector)
     draft = find_draft(output, loading.draft, yes=loading.yes)
     model = prepare(
         spec,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -22,6 +22,7 @@ from llmrun.planning.memory import KV_BYTES
 from llmrun.planning.plan import ATTENTION, LOAD_OPTIONS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
 from llmrun.protocol.arguments import EFFORTS, Effort
+from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
 from llmrun.protocol.settings import SETTINGS
@@ -310,7 +311,7 @@ MmprojOption = Annotated[
     typer.Option(
         "--mmproj",
         metavar="FILE",
-        help="Projector for images. Default: the mmproj file beside the model.",
+        help="Projector for images or audio. Default: the mmproj file beside the model.",
         rich_help_panel="Engine",
     ),
 ]
@@ -488,7 +489,8 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text file or a PDF before the prompt, or all files of a pattern like 'src/*.py'; may be repeated.",
+        help="Put a text, PDF, image or audio file before the prompt, or all texts of a pattern like 'src/*.py'; "
+        "may be repeated.",
         rich_help_panel="Prompt",
     ),
 ]
@@ -501,6 +503,15 @@ PrefillOption = Annotated[
         metavar="TEXT",
         help="Let each answer begin with this text; the model continues it.",
         rich_help_panel="Answer",
+    ),
+]
+AudioOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--audio",
+        metavar="FILE",
+        help="Put a WAV, MP3 or FLAC file before the prompt; may be repeated.",
+        rich_help_panel="Prompt",
     ),
 ]
 ImagesOption = Annotated[
@@ -525,8 +536,9 @@ class AnswerOptions:
     plain: bool
 
     @property
-    def has_images(self) -> bool:
-        return self.attached is not None and bool(self.attached.images)
+    def modalities(self) -> frozenset[Modality]:
+        """What the model has to read besides text."""
+        return self.attached.modalities if self.attached is not None else frozenset()
 
 
 def answer_options(
@@ -546,6 +558,7 @@ def answer_options(
     loop_guard: LoopGuardOption = True,
     files: FilesOption = None,
     images: ImagesOption = None,
+    audio: AudioOption = None,
     json_format: FormatOption = None,
     prefill: PrefillOption = "",
 ) -> AnswerOptions:
@@ -578,12 +591,12 @@ def answer_options(
         stops_repeats=loop_guard,
         begins=prefill,
     )
-    return AnswerOptions(system, request, _attached(files or (), images or ()), show_thoughts, plain)
+    return AnswerOptions(system, request, _attached(files or (), images or (), audio or ()), show_thoughts, plain)
 
 
-def _attached(files: Sequence[str], images: Sequence[str]) -> Attachments | None:
-    if not files and not images:
+def _attached(files: Sequence[str], images: Sequence[str], audio: Sequence[str]) -> Attachments | None:
+    if not (files or images or audio):
         return None
-    from llmrun.chat.attachments import attach, attach_image_files
+    from llmrun.chat.attachments import attach, attach_media
 
-    return replace(attach(files), images=attach_image_files(images))
+    return attach_media(audio, "audio", attach_media(images, "image", attach(files)))

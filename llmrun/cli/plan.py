@@ -146,13 +146,13 @@ def _propose(output: Output, *, is_alone: bool) -> None:
 
 
 def _beside_projector(output: Output, hardware: Hardware, header: Header) -> Hardware:
-    """Return the machine with the memory that a model's projector for images leaves."""
+    """Return the machine with the memory that a model's projector leaves."""
 
     projector = find_projector(header.path)
     if not projector:
         return hardware
     n_bytes = projector.stat().st_size
-    output.note(f"{projector.name}, the projector for images, takes another {readable_size(n_bytes)} of memory")
+    output.note(f"{projector.name}, the projector of images or audio, takes another {readable_size(n_bytes)} of memory")
     return replace(hardware, memory_available=max(hardware.memory_available - n_bytes, 0))
 
 

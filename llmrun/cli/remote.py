@@ -16,8 +16,9 @@ from llmrun.cli.completion import complete_servers
 from llmrun.cli.sampling import PRESET_ORIGINS
 from llmrun.config import model_aliases
 from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.models.location import require_projector
+from llmrun.models.location import require_modalities
 from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences
+from llmrun.protocol.media import Modality
 from llmrun.protocol.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -132,7 +133,13 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
 
 @contextmanager
 def open_at(
-    output: Output, server: Server, name: str, request: AnswerRequest, flags: Mapping[str, Any], *, sees: bool = False
+    output: Output,
+    server: Server,
+    name: str,
+    request: AnswerRequest,
+    flags: Mapping[str, Any],
+    *,
+    modalities: frozenset[Modality] = frozenset(),
 ) -> Iterator[RemoteModel]:
     """Open a server's model; close its connections afterwards.
 
@@ -140,7 +147,7 @@ def open_at(
         name: as the server lists it; "" or ANY_MODEL for its only one.
         request: the request, as far as it is known.
         flags: sampling parameters as typed.
-        sees: images will be sent.
+        modalities: kinds of files that will be sent.
 
     Raises:
         UsageError: the server does not support an option.
@@ -158,6 +165,5 @@ def open_at(
     with closing(RemoteModel(server, served, output.note, yielding=PRESET_ORIGINS)) as model:
         model.sampling(flags)
         model.require(request)
-        if sees:
-            require_projector(model.name, model.sees, server.host)
+        require_modalities(model.name, modalities, model.modalities, server=server.host)
         yield model

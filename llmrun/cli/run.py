@@ -164,7 +164,7 @@ def run(
         loading,
         answer.request,
         flags,
-        sees=answer.has_images,
+        modalities=answer.modalities,
         keeps_states=prompt_cache,
         expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS),
     ) as loaded:
@@ -241,7 +241,7 @@ def _with_files(output: Output, text: str, answer: AnswerOptions, docs: DocsOpti
     passages = _passages(output, text, docs, loading)
     if answer.attached is None:
         return passages + text
-    show_attached(output, replace(answer.attached, images=()))  # the engine says more of them
+    show_attached(output, replace(answer.attached, media=()))  # the engine says more of them
     return passages + answer.attached.before(text)
 
 
@@ -342,8 +342,9 @@ def _save_state(output: Output, model: ChatModel) -> None:
 def as_request(output: Output, model: ChatModel, text: str, answer: AnswerOptions, *, raw: bool) -> AnswerRequest:
     """Return a text as a conversation, or as a prompt to continue without a chat template."""
     if raw or not (answer.request.template or has_template(output, model)):
-        if answer.has_images:
-            raise UsageError("--image needs a chat template", hint="leave out --raw, or name one with --template")
+        if answer.modalities:
+            hint = "leave out --raw, or name one with --template"
+            raise UsageError("images and audio need a chat template", hint=hint)
         prompt = "\n\n".join(filter(None, (answer.system, text)))
         return replace(
             answer.request,
@@ -356,7 +357,7 @@ def as_request(output: Output, model: ChatModel, text: str, answer: AnswerOption
         )
     messages = conversation(answer.system, text)
     if answer.attached is not None:
-        messages[-1] = replace(messages[-1], pictures=answer.attached.sent)
+        messages[-1] = replace(messages[-1], media=answer.attached.sent)
     return replace(answer.request, messages=tuple(messages))
 
 

@@ -13,7 +13,7 @@ from llmrun.gguf.adapter import adapter_facts, is_adapter
 from llmrun.gguf.filenames import projector_for
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import makes_embeddings, pooling_of
-from llmrun.gguf.reader import read_header
+from llmrun.gguf.reader import read_header, read_modalities
 from llmrun.models.location import find_projector, locate
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
 from llmrun.planning.estimate import choose
@@ -92,7 +92,10 @@ def _drafter_facts(header: Header) -> dict[str, Any]:
 def _projector_facts(model: Path) -> dict[str, Any]:
     """Return facts about the projector beside a model; empty if there is none."""
     found = find_projector(model)
-    return {} if found is None else {"projector": {"name": found.name, "bytes": found.stat().st_size}}
+    if found is None:
+        return {}
+    read = sorted(read_modalities(found))
+    return {"projector": {"name": found.name, "bytes": found.stat().st_size, "modalities": read}}
 
 
 def _adapter_facts(header: Header) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial, reduce
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.chat.attachments import attach, attach_image_files, without
+from llmrun.chat.attachments import Attachments, attach, attach_media
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached, stream
 from llmrun.cli.beams import searched, show_rest
@@ -26,7 +26,7 @@ from llmrun.errors import UsageError, did_you_mean, require_within
 from llmrun.model.chat_model import loaded_locally
 from llmrun.model.loading import A_CHAT
 from llmrun.model.n_answers import seeds_for
-from llmrun.models.location import require_projector
+from llmrun.models.location import require_modalities
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.jobs.beams import MOST_BEAMS, BeamSettings, BeamsFound
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Started, Stats, TextDelta
@@ -172,23 +172,29 @@ def clear(chat: Chat, rest: str) -> None:
 
 
 def attach_files(chat: Chat, rest: str) -> None:
-    """Attach text files to the next message, or detach some."""
-    before = chat.attached
-    if dropped := _dropped("/file", rest):
-        chat.attached = replace(before, files=reduce(without, dropped, before.files))
-    else:
-        chat.attached = replace(attach(_names(rest), beside=before.files), images=before.images)
-    list_attached(chat, "")
+    """Attach files to the next message, or detach some."""
+    _attach(chat, rest, "/file", attach)
 
 
 def attach_images(chat: Chat, rest: str) -> None:
     """Attach images to the next message, or detach some."""
+    _attach(chat, rest, "/image", lambda names, beside: attach_media(names, "image", beside))
+
+
+def attach_audio(chat: Chat, rest: str) -> None:
+    """Attach audio to the next message, or detach some."""
+    _attach(chat, rest, "/audio", lambda names, beside: attach_media(names, "audio", beside))
+
+
+def _attach(chat: Chat, rest: str, command: str, read: Callable[..., Attachments]) -> None:
+    """Attach what `read` returns for the names, given what is attached; or detach what follows --drop."""
     model, before = chat.conversation.model, chat.attached
-    if dropped := _dropped("/image", rest):
-        chat.attached = replace(before, images=reduce(without, dropped, before.images))
-    elif names := _names(rest):
-        require_projector(model.name, model.sees, model.used.server)
-        chat.attached = replace(before, images=attach_image_files(names, beside=before.images))
+    if dropped := _dropped(command, rest):
+        chat.attached = reduce(Attachments.without, dropped, before)
+    else:
+        attached = read(_names(rest), beside=before)
+        require_modalities(model.name, attached.modalities, model.modalities, server=model.used.server)
+        chat.attached = attached
     list_attached(chat, "")
 
 
@@ -197,7 +203,7 @@ def list_attached(chat: Chat, rest: str) -> None:
     attached = chat.attached
     show_attached(chat.output, attached)
     chat.attached = replace(attached, notes=())  # shown once
-    if not (attached.files or attached.images):
+    if not (attached.files or attached.media):
         chat.output.note("Nothing is attached to the next message.")
     elif attached.files:
         files = f"{counted(len(attached.files), 'file')}, about {counted(attached.tokens, 'token')}"
@@ -564,9 +570,10 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
         "switch to a branch, or start one here with new NAME; without a name, show how they differ", branch
     ),
     "/file PATTERN...": SlashCommand(
-        "attach text files to the next message; --drop NAME detaches one", attach_files, is_usual=True
+        "attach files to the next message; --drop NAME detaches one", attach_files, is_usual=True
     ),
     "/image FILE...": SlashCommand("attach images to the next message; --drop NAME detaches one", attach_images),
+    "/audio FILE...": SlashCommand("attach audio to the next message; --drop NAME detaches it", attach_audio),
     "/files": SlashCommand("list the attached files, with their tokens", list_attached),
     "/sources": SlashCommand("show the passages of --docs that were sent with the last question", sources),
     "/set [NAME VALUE]": SlashCommand(
@@ -617,8 +624,8 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
     found["/speculation"] = lambda words: ["on", "off", "auto"]
     found["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]
     found["/export"] = file_names
-    found["/file"] = lambda words: _files(words, [file.name for file in chat.attached.files])
-    found["/image"] = lambda words: _files(words, [image.name for image in chat.attached.images])
+    for command in ("/file", "/image", "/audio"):
+        found[command] = lambda words: _files(words, chat.attached.names)
     return found
 
 

@@ -33,7 +33,7 @@ def is_model(filename: str) -> bool:
 
 
 def is_projector(filename: str) -> bool:
-    """Return whether a file is an image projector."""
+    """Return whether a file is a projector of images or audio."""
     name = filename.rpartition("/")[2].lower()
     return name.endswith(".gguf") and "mmproj" in name
 

@@ -15,16 +15,28 @@ import re
 import stat
 import struct
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmrun.errors import BadModelError, ModelNotFoundError
+from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError
 from llmrun.gguf.header import Header, Tensor, other_parts, unite
 from llmrun.gguf.metadata import ArrayInfo, Value, length_of
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
+from llmrun.protocol.media import MODALITIES, Modality
 
-__all__ = ["ArrayInfo", "Header", "NeedMoreBytes", "Tensor", "Value", "parse_header", "read_header", "read_part"]
+__all__ = [
+    "ArrayInfo",
+    "Header",
+    "NeedMoreBytes",
+    "Tensor",
+    "Value",
+    "parse_header",
+    "read_header",
+    "read_modalities",
+    "read_part",
+]
 
 MAX_HEADER_BYTES = 256 * 1024 * 1024
 MAX_KEYS = 65_536
@@ -110,6 +122,17 @@ def read_part(path: Path, *, arrays: Collection[str] = ()) -> Header:
         raise ModelNotFoundError(f"can't read {str(path)!r}", why=error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
+
+
+def read_modalities(projector: Path | None) -> frozenset[Modality]:
+    """Return the kinds of files that a projector encodes; all if its header can't be read: the engine will say why."""
+    if projector is None:
+        return frozenset()
+    with suppress(LlmrunError):
+        values = read_part(projector).metadata
+        keys: dict[str, Modality] = {"clip.has_vision_encoder": "image", "clip.has_audio_encoder": "audio"}
+        return frozenset(modality for key, modality in keys.items() if values.get(key) is True)
+    return MODALITIES
 
 
 def parse_header(data: bytes | mmap.mmap, file_size: int, path: Path, *, arrays: Collection[str] = ()) -> Header:

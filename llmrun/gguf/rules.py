@@ -29,7 +29,7 @@ ALIGNMENT = 32  # of the data in the mapped file: TENSOR_ALIGNMENT of ggml-backe
 
 _TOKENIZERS = frozenset({"llama", "gpt2", "gemma4", "bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace"})
 _NOT_MODELS = {
-    "mmproj": "it is the image part of a model",
+    "mmproj": "it is the image or audio part of a model",
     "imatrix": "it is an importance matrix",
     "vocab": "it is a vocabulary without weights",
 }
@@ -176,7 +176,7 @@ def _check_kind(header: Header) -> None:
     if not header.architecture:
         _fail(header, "general.architecture is missing")
     if header.architecture == "clip":
-        _fail(header, "general.architecture is 'clip': it is the image part of a model")
+        _fail(header, "general.architecture is 'clip': it is the image or audio part of a model")
     if header.draft_kind in DRAFT_KINDS.keys() - {"mtp"}:
         raise BadModelError(
             f"{header.path.name!r} is {DRAFT_KINDS[header.draft_kind]}, not a model",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
+from llmrun.gguf.reader import read_modalities
 from llmrun.model import step_measurements
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
@@ -30,6 +31,7 @@ from llmrun.protocol.arguments import checked, refuse_unknown
 from llmrun.protocol.jobs.beams import BEAMS, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.loading import Load, Loaded
+from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
@@ -124,8 +126,9 @@ class Model:
         return bool(self.loaded.thinking_tags)
 
     @property
-    def sees(self) -> bool:
-        return bool(self.load.projector)
+    def modalities(self) -> frozenset[Modality]:
+        """The kinds of files that it reads besides text."""
+        return read_modalities(Path(self.load.projector) if self.load.projector else None)
 
     @property
     def parallel(self) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest, Event, Message, Tool
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import StateSaved, TokenCount
@@ -40,7 +41,7 @@ class ChatModel(Protocol):
     @property
     def thinks(self) -> bool: ...
     @property
-    def sees(self) -> bool: ...
+    def modalities(self) -> frozenset[Modality]: ...
     @property
     def parallel(self) -> int: ...
     @property

@@ -13,7 +13,13 @@ from llmrun.gguf.filenames import name_of_projector, projector_for, projectors_f
 from llmrun.gguf.reader import read_header, read_part
 from llmrun.models.registry import ModelSpec, load_catalogue, resolve
 from llmrun.models.store.store import Store
+from llmrun.protocol.media import PLURALS, Modality
 from llmrun.system import user_path
+
+_WITH_PROJECTOR: dict[Modality, str] = {
+    "image": "smolvlm-500m and gemma3-4b come with one",
+    "audio": "ggml-org/ultravox-v0_5-llama-3_2-1b-GGUF comes with one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ def locate(name: str, settings: Settings) -> ModelLocation:
 
 
 def find_projector(model: Path, named: str | None = None) -> Path | None:
-    """Return the image projector: the one named by the user, or one beside the model that fits it.
+    """Return the projector of images or audio: the one named by the user, or one beside the model that fits it.
 
     Raises:
         UsageError: the named file does not exist, or several may be meant.
@@ -79,19 +85,36 @@ def _fitting(model: Path, projectors: list[str]) -> list[str]:
 def _projected_width(projector: Path) -> int:
     """Return the width of a projector's vectors; 0 if the file does not state it."""
     with suppress(LlmrunError):
-        return read_part(projector).integer("clip.vision.projection_dim") or 0
+        header = read_part(projector)
+        widths = (header.integer(f"clip.{encoder}.projection_dim") for encoder in ("vision", "audio"))
+        return next(filter(None, widths), 0)
     return 0
 
 
-def require_projector(name: str, is_there: bool, server: str = "") -> None:
-    """Raise UsageError unless a model can read images; `server` is the remote one, "" for a local model."""
-    if not is_there:
-        hint = "--mmproj FILE names one; smolvlm-500m and gemma3-4b come with one"
-        raise UsageError(
-            f"{name} can't read images",
-            why=f"according to {server}" if server else "there is no projector (mmproj*.gguf) beside it",
-            hint="" if server else hint,
-        )
+def require_modalities(
+    name: str,
+    needed: frozenset[Modality],
+    readable: frozenset[Modality],
+    *,
+    projector: Path | None = None,
+    server: str = "",
+) -> None:
+    """Raise UsageError unless a model can read these kinds of files.
+
+    Args:
+        readable: by the model.
+        projector: of a local model, if it has one.
+        server: the remote one; "" for a local model.
+    """
+    for modality in sorted(needed - readable):
+        kind = PLURALS[modality]
+        why, hint = "there is no projector (mmproj*.gguf) beside it", "--mmproj FILE names one"
+        if projector is not None:
+            why, hint = f"its projector {projector.name} has no encoder for {kind}", "--mmproj FILE names another"
+        hint = f"{hint}; {_WITH_PROJECTOR[modality]}"
+        if server:
+            why, hint = f"according to {server}", ""
+        raise UsageError(f"{name} can't read {kind}", why=why, hint=hint)
 
 
 def not_on_disk(name: str) -> ModelNotFoundError:

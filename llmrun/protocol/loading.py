@@ -42,7 +42,7 @@ class Load(LoadSettings):
     each_token: bool = False  # send each token by itself; else a single user gets the text of several together
     request: int = 0
     draft: Load | None = None  # a smaller model that drafts for this one
-    projector: str = ""  # GGUF file of the image projector, absolute, "" for none; read with the first image
+    projector: str = ""  # GGUF file of the projector, absolute, "" for none; read with the first image or audio
     adapters: tuple[Adapter, ...] = ()  # LoRA adapters that requests choose from
 
     @classmethod

@@ -16,11 +16,10 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
+from llmrun.protocol.media import Media
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepsMeasured
 
-PICTURE_BEGINNINGS = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8", b"BM", b"RIFF")
-"""Magic numbers of the image files that the engine can decode: PNG, JPEG, GIF, BMP, WebP."""
 ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -40,14 +39,6 @@ class ToolCall(NamedTuple):
     arguments: str  # a JSON object, as text
 
 
-class Image(NamedTuple):
-    """An image in a message. Only the engine decodes it, so that a hostile file kills no other process."""
-
-    data: str  # a PNG, JPEG, GIF, BMP or WebP file, in base64
-    name: str = ""  # of the file, for messages to the user
-    at: int = 0  # number of characters of the message's content before it
-
-
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation.
@@ -58,7 +49,7 @@ class Message:
         tool_calls: calls made by the assistant.
         tool_call_id: of a tool's result, the id of the call.
         name: of a tool's result, the name of the tool.
-        pictures: images, in the order of their places in the content.
+        media: images and audio, in the order of their places in the content.
         reasoning: of the assistant, before the content; the chat template keeps it or leaves it out.
 
     Raises:
@@ -70,7 +61,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
-    pictures: tuple[Image, ...] = ()
+    media: tuple[Media, ...] = ()
     reasoning: str = ""
 
     def __post_init__(self) -> None:
@@ -220,14 +211,15 @@ class Rendered(NamedTuple):
     request: int
 
 
-class ImageAccepted(NamedTuple):
-    """An image of a Generate was decoded and scaled to a size that the model takes."""
+class MediaAccepted(NamedTuple):
+    """An image or an audio file of a Generate was decoded, and brought into a form that the model takes."""
 
     request: int
-    name: str  # as in Image
-    width: int  # pixels
-    height: int  # pixels
+    name: str  # as in Media
     tokens: int  # in the prompt, with the ones that enclose it
+    width: int = 0  # pixels of an image
+    height: int = 0
+    seconds: float = 0.0  # of audio
 
 
 class PromptDifference(NamedTuple):
@@ -371,8 +363,8 @@ class Stats:
         decode_steps: batches that gave at least one token.
         draft_steps: decode steps of the draft model, or of the model's prediction heads.
         model_drafted, model_accepted: parts of drafted_tokens and accepted_tokens from these; others are from the text.
-        picture_tokens: prompt tokens of images.
-        picture_seconds: part of prefill_seconds spent encoding images; cached ones take none.
+        media_tokens: prompt tokens of images and audio.
+        media_seconds: part of prefill_seconds spent encoding images and audio; cached ones take none.
         loops_closed: how often the reasoning repeated itself and was closed.
         over_network: a remote server answered; times were measured on this side and include the network.
         queue_seconds: part of ttft_seconds before the request got a slot of the KV cache, without its preparation: for
@@ -401,8 +393,8 @@ class Stats:
     draft_steps: int = 0
     model_drafted: int = 0
     model_accepted: int = 0
-    picture_tokens: int = 0
-    picture_seconds: float = 0.0
+    media_tokens: int = 0
+    media_seconds: float = 0.0
     loops_closed: int = 0
     over_network: bool = False
     queue_seconds: float = 0.0
@@ -501,7 +493,7 @@ Event = (
     | Loaded
     | Rendering
     | Rendered
-    | ImageAccepted
+    | MediaAccepted
     | StepsMeasured
     | Started
     | PrefillProgress

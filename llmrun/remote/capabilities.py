@@ -1,4 +1,4 @@
-"""The capabilities of a remote model: its context window, its vision, and token counts.
+"""The capabilities of a remote model: its context window, the files it reads, and token counts.
 
 Knows the endpoints that servers have beyond OpenAI's protocol, and the estimates without them; must not know answers. A
 server that reports nothing is not an error.
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from llmrun.errors import LlmrunError
+from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import Message, Tool
 from llmrun.protocol.questions import TokenCount
 from llmrun.remote.server import ServedModel, Server
@@ -20,6 +21,7 @@ from llmrun.remote.transport import ask
 
 _WITH_PROPERTIES = frozenset({"llamacpp", "llmrun"})
 _WITH_TOKENIZER = frozenset({"llamacpp", "llmrun", "vllm"})
+_MODALITY_NAMES: dict[Modality, str] = {"image": "vision", "audio": "audio"}  # in properties
 _SECONDS = 5.0  # a server that still loads the model answers later
 _TEMPLATE_TOKENS = 8  # approximately, of the chat template around a message
 _TOKENS_A_BYTE = 0.3  # of most texts, until the server has counted one
@@ -31,7 +33,7 @@ class Capabilities(NamedTuple):
     """The reported capabilities of a remote model."""
 
     n_ctx: int  # context window in tokens; 0 if unknown
-    sees: bool  # False only if the server says that the model takes no images
+    modalities: frozenset[Modality]  # all but those that the server says the model does not read
     thinks: bool = False  # the server says that the model can reason before the answer
 
 
@@ -45,7 +47,11 @@ def facts_of(server: Server, model: ServedModel) -> Capabilities:
     n_ctx = settings.get("n_ctx") if isinstance(settings, dict) else None
     return Capabilities(
         n_ctx=model.n_ctx or (n_ctx if isinstance(n_ctx, int) and n_ctx > 0 else 0),
-        sees=not isinstance(modalities, dict) or modalities.get("vision") is not False,
+        modalities=frozenset(
+            kind
+            for kind, name in _MODALITY_NAMES.items()
+            if not isinstance(modalities, dict) or modalities.get(name) is not False
+        ),
         thinks=found.get("reasoning") is True,
     )
 

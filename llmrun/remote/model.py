@@ -66,7 +66,7 @@ class RemoteModel:
         self.server, self._model = server, model
         self.name = PurePath(model.name).name if PurePath(model.name).is_absolute() else model.name
         self.used = ModelFingerprint(model.name, path=server.url)
-        self.n_ctx, self.sees = facts.n_ctx, facts.sees
+        self.n_ctx, self.modalities = facts.n_ctx, facts.modalities
         self.on_wait: Callable[[], None] = lambda: None
         self._counter = TokenCounter(server, model)
         self._client = RemoteClient(server, model, patience, on_note)

@@ -6,14 +6,14 @@ beyond OpenAI's are sent only to servers known to support them, since others ref
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Tool
+from llmrun.protocol.media import Media, beginning_of
+from llmrun.protocol.messages import AnswerRequest, Message, Tool
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
 from llmrun.remote.server import ServedModel, Server
 
@@ -40,7 +40,8 @@ _WORDS = {
 _OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
 _BAN = -100  # OpenAI's bias for a banned token
-_PICTURE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
+_IMAGE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
+_AUDIO_TYPES = {b"RIFF": "wav", b"fLaC": "flac"}
 
 
 class RequestBody(NamedTuple):
@@ -196,23 +197,26 @@ def _message(message: Message, owner: str) -> dict[str, Any]:
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:
-    """Return a text, or texts and images in their order."""
-    if not message.pictures:
+    """Return a text, or texts, images and audio in their order."""
+    if not message.media:
         return message.content
     parts: list[dict[str, Any]] = []
     begin = 0
-    for picture in message.pictures:
-        parts.append({"type": "text", "text": message.content[begin : picture.at]})
-        parts.append({"type": "image_url", "image_url": {"url": _data_url(picture)}})
-        begin = picture.at
+    for media in message.media:
+        parts.append({"type": "text", "text": message.content[begin : media.at]})
+        parts.append(_media_part(media))
+        begin = media.at
     parts.append({"type": "text", "text": message.content[begin:]})
     return [part for part in parts if part.get("text") != ""]
 
 
-def _data_url(picture: Image) -> str:
-    start = base64.b64decode(picture.data[:16])
-    kind = next((kind for beginning, kind in _PICTURE_TYPES.items() if start.startswith(beginning)), "jpeg")
-    return f"data:image/{kind};base64,{picture.data}"
+def _media_part(media: Media) -> dict[str, Any]:
+    start = beginning_of(media.data)
+    if media.modality == "audio":
+        kind = next((kind for beginning, kind in _AUDIO_TYPES.items() if start.startswith(beginning)), "mp3")
+        return {"type": "input_audio", "input_audio": {"data": media.data, "format": kind}}
+    kind = next((kind for beginning, kind in _IMAGE_TYPES.items() if start.startswith(beginning)), "jpeg")
+    return {"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{media.data}"}}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     Generate,
-    ImageAccepted,
     Job,
     JobDone,
     JobUpdate,
+    MediaAccepted,
     PrefillProgress,
     Rendered,
     Rendering,
@@ -45,7 +45,7 @@ CANCEL_SECONDS = 1.0
 # The events that answer each command, the last one at the end; or Failed.
 _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Load: (LoadProgress, Loaded),
-    Generate: (Rendering, Rendered, ImageAccepted, Started, PrefillProgress, TextDelta, StepsMeasured, Finished),
+    Generate: (Rendering, Rendered, MediaAccepted, Started, PrefillProgress, TextDelta, StepsMeasured, Finished),
     Job: (Rendering, Rendered, JobUpdate, JobDone),
 }
 _PHASES = {
@@ -108,7 +108,7 @@ class PendingRequest:
         if not isinstance(event, (*answers, Failed)):
             raise EngineExited(f"it answered {type(self.command).__name__} with {type(event).__name__}")
         self.phase = _PHASES.get(type(event), self.phase)
-        if isinstance(event, Rendered) and any(message.pictures for message in self._asked.messages):
+        if isinstance(event, Rendered) and any(message.media for message in self._asked.messages):
             self.phase = "while encoding an image"  # a likely reason for a crash
         if isinstance(event, (Rendering, Rendered)):
             if not self.is_cancelled:

@@ -53,7 +53,10 @@ class EngineRoutes:
                     "total_slots": pooled.model.load.n_seq_max,
                     "model_path": pooled.name,
                     "chat_template": pooled.model.header.chat_template or "",
-                    "modalities": {"vision": pooled.model.sees},
+                    "modalities": {
+                        "vision": "image" in pooled.model.modalities,
+                        "audio": "audio" in pooled.model.modalities,
+                    },
                     "reasoning": bool(pooled.loaded.thinking_tags),
                 }
             )

@@ -18,7 +18,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import makes_embeddings
-from llmrun.gguf.reader import read_header
+from llmrun.gguf.reader import read_header, read_modalities
 from llmrun.models.fingerprint import promised_sha256
 from llmrun.models.location import find_projector
 from llmrun.models.store.installed import LINK, Installed
@@ -201,7 +201,7 @@ class OllamaRoutes:
                 n_ctx_train=header.n_ctx_train,
                 template=template,
                 thinks=thinks,
-                sees=find_projector(header.path) is not None,
+                modalities=read_modalities(find_projector(header.path)),
                 embeds=makes_embeddings(header),
             )
         )

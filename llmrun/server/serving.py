@@ -60,7 +60,7 @@ class ServeOptions:
     verbose: bool = False  # llama.cpp's log goes to stderr
     speculate: int = AUTO  # default for drafted tokens per step, see DraftPolicy.most
     draft: DraftFile | None = None
-    projector: str | None = None  # for images; None: the file beside the model, if any
+    projector: str | None = None  # for images and audio; None: the file beside the model, if any
     adapters: tuple[Adapter, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models

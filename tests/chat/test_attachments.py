@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import threading
 from pathlib import Path
@@ -9,8 +10,20 @@ from pathlib import Path
 import pytest
 
 from llmrun.chat import attachments
-from llmrun.chat.attachments import AttachedFile, Attachments, attach, estimated_tokens, read_text, without
+from llmrun.chat.attachments import (
+    AttachedFile,
+    Attachments,
+    attach,
+    attach_media,
+    estimated_tokens,
+    read_media,
+    read_text,
+)
 from llmrun.errors import UsageError
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0"
+WAV = b"RIFF\x24\0\0\0WAVEfmt "
+FLAC = b"fLaC\0\0"
 
 
 @pytest.fixture(autouse=True)
@@ -98,6 +111,8 @@ def test_what_a_pattern_finds_that_is_no_text_is_noted() -> None:
         (b"a\r\nb\rc\n", "a\nb\nc\n"),
         (b"BMI and BMW are words", "BMI and BMW are words"),
         (b"GIF is a format", "GIF is a format"),
+        (b"ID3 is a tag", "ID3 is a tag"),
+        (b"OggS and FORM are words", "OggS and FORM are words"),
         (b"PKZIP was a program", "PKZIP was a program"),
         (b"", ""),
     ],
@@ -114,11 +129,7 @@ def test_texts(data: bytes, text: str) -> None:
         (b"\x80\0", "it is binary, not text"),
         ("Größe".encode("latin-1"), "it is not UTF-8 text, see byte 2 (iconv"),
         (b"\xff\xfea", "it is not UTF-16 text"),
-        (b"\x89PNG\r\n\x1a\n", "it is an image, not text (--image FILE"),
-        (b"\xff\xd8\xff\xe0", "it is an image"),
-        (b"GIF89a", "it is an image"),
-        (b"RIFF\0\0\0\0WEBPVP8 ", "it is an image"),
-        (b"BM\0\0", "it is an image"),
+        (b"II*\0", "it is an image, not text (save it as PNG)"),
         (b"PK\x03\x04docx", "it is an archive or office document"),
         (b"GGUF\x03", "it is a model"),
     ],
@@ -148,28 +159,89 @@ def test_a_folder_is_refused_with_what_to_type() -> None:
 
 
 def test_files_beside_files() -> None:
-    first = attach([put("a.txt", "one"), put("b.txt", "two")]).files
+    first = attach([put("a.txt", "one"), put("b.txt", "two")])
     put("a.txt", "three")
     both = attach(["./a.txt"], beside=first)
     assert [(file.name, file.text) for file in both.files] == [("b.txt", "two"), ("./a.txt", "three")]
-    assert attach([], beside=first).files == first
+    assert attach([], beside=first) == first
     with pytest.raises(UsageError, match="2 files are too large"):
         attach(["a.txt"], beside=first, max_total=7)
 
 
 def test_files_are_taken_out() -> None:
-    files = attach([put("src/a.txt", "1"), put("src/b.txt", "2"), put("c.md", "3")]).files
-
-    def left(pattern: str) -> list[str]:
-        return [file.name for file in without(files, pattern)]
-
-    assert left("c.md") == ["src/a.txt", "src/b.txt"]
-    assert left("a.txt") == ["src/b.txt", "c.md"]
-    assert left("src/*") == ["c.md"]
-    assert left("*") == []
+    attached = attach([put("src/a.txt", "1"), put("src/b.txt", "2"), put("c.md", "3"), put("d.flac", FLAC)])
+    assert attached.without("c.md").names == ["src/a.txt", "src/b.txt", "d.flac"]
+    assert attached.without("a.txt").names == ["src/b.txt", "c.md", "d.flac"]
+    assert attached.without("src/*").names == ["c.md", "d.flac"]
+    assert attached.without("d.*").modalities == frozenset()
+    assert attached.without("*").names == []
     with pytest.raises(UsageError, match="is not attached") as caught:
-        without(files, "d.txt")
-    assert "src/a.txt, src/b.txt, c.md" in caught.value.why
+        attached.without("d.txt")
+    assert "src/a.txt, src/b.txt, c.md, d.flac" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("data", "modality"),
+    [
+        (PNG, "image"),
+        (b"\xff\xd8\xff\xe0", "image"),
+        (b"GIF89a", "image"),
+        (b"BM\0\0", "image"),
+        (b"RIFF\0\0\0\0WEBPVP8 ", "image"),
+        (WAV, "audio"),
+        (FLAC, "audio"),
+        (b"ID3\4\0\0\0\0", "audio"),
+        (b"\xff\xfb\x90\0", "audio"),
+        (b"\xff\xf3\x90\0", "audio"),
+    ],
+)
+def test_images_and_audio_are_known_by_their_beginning(data: bytes, modality: str) -> None:
+    attached = attach([put("file", data)])
+    assert attached.names == ["file"]
+    assert attached.modalities == {modality}
+    assert base64.b64decode(attached.sent[0].data) == data
+    assert attached.before("What is it?") == "What is it?"
+
+
+def test_each_option_takes_its_kind() -> None:
+    put("a.png", PNG)
+    put("a.wav", WAV)
+    put("notes.txt", "x")
+    attached = attach_media(["a.wav"], "audio", attach_media(["a.png"], "image"))
+    assert [each.modality for each in attached.media] == ["image", "audio"]
+    again = attach_media(["./a.wav"], "audio", attached)
+    assert again.names == ["a.png", "./a.wav"]
+    for name, modality, words in (
+        ("a.png", "audio", "it is not a WAV, MP3 or FLAC file (--image FILE takes it)"),
+        ("a.wav", "image", "it is not a PNG, JPEG, GIF, BMP or WebP image (--audio FILE takes it)"),
+        ("notes.txt", "audio", "(-f FILE takes text files)"),
+        ("notes.txt", "image", "(-f FILE takes text files; other images can be saved as PNG)"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            read_media(name, modality)  # type: ignore[arg-type]
+        assert words in f"{caught.value.why} ({caught.value.hint})"
+
+
+def test_other_recordings_are_refused_with_what_to_type() -> None:
+    put("my talk.ogg", b"OggS\0\2")
+    said = "it is Ogg; audio must be WAV, MP3 or FLAC (ffmpeg -i 'my talk.ogg' -ac 1 -ar 16000 'my talk-16k.flac')"
+    assert said in why("my talk.ogg")
+    with pytest.raises(UsageError, match="it is Ogg"):
+        read_media("my talk.ogg", "audio")
+    assert "it is MP4" in why(put("a.m4a", b"\0\0\0\x20ftypM4A \0"))
+    assert "it is WebM or Matroska" in why(put("a.webm", b"\x1aE\xdf\xa3\0"))
+
+
+def test_images_and_audio_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    put("a.wav", WAV)
+    put("b.wav", WAV + b"1")
+    monkeypatch.setattr(attachments, "MAX_MEDIA_BYTES", 2 * len(WAV))
+    with pytest.raises(UsageError, match="2 images and audio files are too large"):
+        attach(["a.wav", "b.wav"])
+    monkeypatch.setitem(attachments._MAX_BYTES, "audio", len(WAV))
+    with pytest.raises(UsageError, match=f"larger than {len(WAV)} bytes") as caught:
+        attach(["b.wav"])
+    assert "ffmpeg -i b.wav" in caught.value.hint
 
 
 def test_limits(monkeypatch: pytest.MonkeyPatch) -> None:

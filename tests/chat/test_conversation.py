@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from support.answers import sent
 
-from llmrun.chat.attachments import read_image
+from llmrun.chat.attachments import read_media
 from llmrun.chat.conversation import ChatSettings, Conversation, Overflow
-from llmrun.chat.images import ImageFile
+from llmrun.chat.media import MediaFile
 from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Question
@@ -46,7 +46,7 @@ class FakeModel:
         self.name = "fake"
         self.n_ctx = n_ctx
         self.adapters = ()
-        self.sees = True
+        self.modalities = frozenset(("image", "audio"))
         self.seen: list[list[Message]] = []
         self.requests: list[AnswerRequest] = []
         self.says = ""
@@ -450,20 +450,20 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> ImageFile:
+def image(tmp_path: Path) -> MediaFile:
     path = tmp_path / "cat.png"
     path.write_bytes(b"\x89PNG\r\n\x1a\ncat")
-    return ImageFile.of(read_image(str(path)))
+    return MediaFile.of(read_media(str(path)))
 
 
 def seen(talk: Talk) -> list[list[tuple[str, str]]]:
     """The images of each message that was sent last."""
-    return [[(each.name, each.data) for each in message.pictures] for message in talk.model.seen[-1]]
+    return [[(each.name, each.data) for each in message.media] for message in talk.model.seen[-1]]
 
 
-def test_an_image_is_sent_with_its_question_each_time(talk: Talk, image: ImageFile) -> None:
+def test_an_image_is_sent_with_its_question_each_time(talk: Talk, image: MediaFile) -> None:
     cat = [("cat.png", base64.b64encode(Path(image.path).read_bytes()).decode())]
-    list(talk.conversation.ask(Question("What is it?", images=(image,))))
+    list(talk.conversation.ask(Question("What is it?", media=(image,))))
     assert seen(talk) == [cat]
     talk.say("And now?")
     assert seen(talk) == [cat, [], []]
@@ -475,8 +475,8 @@ def test_an_image_is_sent_with_its_question_each_time(talk: Talk, image: ImageFi
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_missing_image_is_reported_once_and_the_chat_goes_on(talk: Talk, image: ImageFile, change: str) -> None:
-    list(talk.conversation.ask(Question("What is it?", images=(image,))))
+def test_a_missing_image_is_reported_once_and_the_chat_goes_on(talk: Talk, image: MediaFile, change: str) -> None:
+    list(talk.conversation.ask(Question("What is it?", media=(image,))))
     if change == "gone":
         Path(image.path).unlink()
     else:
@@ -491,32 +491,32 @@ def test_a_missing_image_is_reported_once_and_the_chat_goes_on(talk: Talk, image
     talk.say("one")
     talk.say("two")
     assert seen(talk)[0] == []
-    assert talk.model.seen[-1][0].content == "[The image cat.png can't be seen.]\nWhat is it?"
+    assert talk.model.seen[-1][0].content == "[The file cat.png can't be read.]\nWhat is it?"
     [note] = talk.notes
     assert ("no such file" if change == "gone" else "has changed") in note
 
 
-def test_a_model_without_image_input_is_told_of_images(talk: Talk, image: ImageFile) -> None:
-    list(talk.conversation.ask(Question("What is it?", images=(image,))))
-    talk.model.sees = False
+def test_a_model_without_image_input_is_told_of_images(talk: Talk, image: MediaFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", media=(image,))))
+    talk.model.modalities = frozenset()
     talk.say("one")
     talk.say("two")
     assert seen(talk)[0] == []
-    assert talk.model.seen[-1][0].content == "[The image cat.png can't be seen.]\nWhat is it?"
-    assert talk.notes == ["fake can't see images: cat.png is left out"]
+    assert talk.model.seen[-1][0].content == "[The image cat.png can't be read.]\nWhat is it?"
+    assert talk.notes == ["fake can't read images: cat.png is left out"]
 
 
-def test_a_question_whose_image_can_not_be_read_is_removed(talk: Talk, image: ImageFile) -> None:
+def test_a_question_whose_image_can_not_be_read_is_removed(talk: Talk, image: MediaFile) -> None:
     talk.say("one")
     talk.model.dies = True
     with pytest.raises(EngineCrashedError):
-        list(talk.conversation.ask(Question("What is it?", images=(image,))))
+        list(talk.conversation.ask(Question("What is it?", media=(image,))))
     assert talk.texts() == ["one", "answer 1"]
-    assert talk.notes == ["The question and its images were removed."]
+    assert talk.notes == ["The question and its files were removed."]
 
 
-def test_an_exported_chat_names_its_images(talk: Talk, image: ImageFile) -> None:
-    list(talk.conversation.ask(Question("What is it?", images=(image,))))
+def test_an_exported_chat_names_its_images(talk: Talk, image: MediaFile) -> None:
+    list(talk.conversation.ask(Question("What is it?", media=(image,))))
     tree = talk.chat.tree()
     assert read_json(export(tree, "json")).entries == tree.entries
     assert image.path in export(tree, "markdown")

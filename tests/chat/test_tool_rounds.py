@@ -43,7 +43,7 @@ class FakeModel:
         self.name = "fake"
         self.n_ctx = 10_000
         self.adapters = ()
-        self.sees = False
+        self.modalities: frozenset[str] = frozenset()
         self.answers = [*answers]
         self.seen: list[AnswerRequest] = []
         self.ends = "stop"

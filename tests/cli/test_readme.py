@@ -135,6 +135,7 @@ ELSEWHERE = re.compile(
 """Commands that run on, install, or need what the fake engine lacks."""
 STATUSES = {
     "llmrun run smolvlm-500m": 2,  # the image is empty
+    "llmrun run ggml-org/ultravox": 2,  # no recording
     "llmrun search": 5,  # offline
     "llmrun rm": 2,  # asks first
     "llmrun verify": 5,  # the tiny models are not the hub's

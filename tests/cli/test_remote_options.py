@@ -177,6 +177,10 @@ def test_pictures_go_along_unless_the_server_says_that_it_is_blind(server: FarSe
     assert blind.returncode == 2
     assert "can't read images" in blind.stderr
     assert len(server.answered()) == 1
+    (tmp_path / "a.wav").write_bytes(b"RIFF\x24\0\0\0WAVEfmt ")
+    assert run("run", "default", "What is this?", "-f", str(tmp_path / "a.wav")).returncode == 0
+    (content,) = (message["content"] for message in server.answered()[1].body["messages"])
+    assert content[0]["input_audio"]["format"] == "wav"
 
 
 def test_a_chat_goes_on_with_the_server_that_answered_if_it_is_named_again(server: FarServer, run: Run) -> None:

@@ -16,19 +16,19 @@ from llmrun import _native
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
-from llmrun.engine.prompt.images import MAX_PIXELS
+from llmrun.engine.prompt.media import MAX_PIXELS
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, BadTemplateError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.loading import Load
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
     Failed,
     Finished,
     Generate,
-    Image,
-    ImageAccepted,
+    MediaAccepted,
     Message,
     PromptHistory,
     Started,
@@ -87,12 +87,12 @@ def opened(weights: dict[str, LlamaModel]) -> Iterator[Open]:
         context.close()
 
 
-def sent(data: bytes, at: int = 0) -> Image:
-    return Image(base64.b64encode(data).decode(), "a.png", at)
+def sent(data: bytes, at: int = 0) -> Media:
+    return Media(base64.b64encode(data).decode(), "a.png", at)
 
 
 def asked(*images: bytes, text: str = "What is it?", **more: Any) -> AnswerRequest:
-    message = Message("user", text, pictures=tuple(map(sent, images)))
+    message = Message("user", text, media=tuple(map(sent, images)))
     usual = {"sampling": SamplingParams(temperature=0), "limits": Limits(6), "template": TEMPLATE, "logprobs": 3}
     return AnswerRequest((message,), **{**usual, **more})
 
@@ -117,10 +117,10 @@ def run(model: LoadedModel, *requests: AnswerRequest) -> tuple[list[list[float]]
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_an_image_takes_is_told(opened: Open, kind: str) -> None:
     _, [stats], events = run(opened(kind), asked(LARGE))
-    [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
+    [pictured] = [event for event in events if isinstance(event, MediaAccepted)]
     assert (pictured.name, pictured.width, pictured.height) == ("a.png", 300, 200)
-    assert stats.picture_tokens == LARGE_TOKENS[kind] < pictured.tokens < stats.prompt_tokens
-    assert 0 < stats.picture_seconds < stats.prefill_seconds
+    assert stats.media_tokens == LARGE_TOKENS[kind] < pictured.tokens < stats.prompt_tokens
+    assert 0 < stats.media_seconds < stats.prefill_seconds
 
 
 def test_prompts_with_images_are_reused_with_the_same_adapters_only(opened: Open) -> None:
@@ -153,9 +153,7 @@ def test_the_model_sees_which_image_it_is_and_where(opened: Open, kind: str) -> 
             asked(BLUE),
             asked(RED, BLUE),
             asked(BLUE, RED),
-            AnswerRequest(
-                **{**_fields(asked()), "messages": (Message("user", "What is it?", pictures=(sent(RED, 4),)),)}
-            ),
+            AnswerRequest(**{**_fields(asked()), "messages": (Message("user", "What is it?", media=(sent(RED, 4),)),)}),
             asked(),
         )
     ]
@@ -172,9 +170,9 @@ def test_an_image_that_was_seen_is_not_computed_again(opened: Open, kind: str) -
     first, [stats], _ = run(model, asked(LARGE))
     again, [reused], _ = run(model, asked(LARGE))
     assert again[0] == pytest.approx(first[0], abs=TOLERANCE)
-    assert (reused.reused_tokens, reused.picture_seconds) == (stats.prompt_tokens - 1, 0)
+    assert (reused.reused_tokens, reused.media_seconds) == (stats.prompt_tokens - 1, 0)
     other, [computed], _ = run(model, asked(png(300, 200, 4)))
-    assert computed.reused_tokens < stats.prompt_tokens - stats.picture_tokens
+    assert computed.reused_tokens < stats.prompt_tokens - stats.media_tokens
     assert other[0] == pytest.approx(run(opened(kind), asked(png(300, 200, 4)))[0][0], abs=TOLERANCE)
 
 
@@ -208,7 +206,7 @@ def test_a_saved_state_names_its_image(opened: Open, tmp_path: Path) -> None:
     assert model.save(SaveState(1)).tokens
     _, [same], _ = run(opened("idefics3", **settings), asked(LARGE))
     _, [other], _ = run(opened("idefics3", **settings), asked(png(300, 200, 4)))
-    assert (same.picture_seconds, other.reused_tokens) == (0, 0)
+    assert (same.media_seconds, other.reused_tokens) == (0, 0)
 
 
 def test_a_state_that_lacks_the_positions_is_not_saved(opened: Open, tmp_path: Path) -> None:
@@ -230,7 +228,7 @@ def test_a_count_knows_images(opened: Open) -> None:
     request = asked(RED)
     counted = model.preparer.prompts.count(request, 1, lambda event: None)
     _, [stats], events = run(model, request)
-    [pictured] = [event for event in events if isinstance(event, ImageAccepted)]
+    [pictured] = [event for event in events if isinstance(event, MediaAccepted)]
     text = model.preparer.prompts.count(asked(), 1, lambda event: None)
     assert counted.total == stats.prompt_tokens
     assert counted.each[0] == text.each[0] + pictured.tokens
@@ -254,12 +252,12 @@ HUGE = RED[:16] + (60_000).to_bytes(4, "big") * 2 + RED[24:]
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        (b"", "must be PNG"),
-        (b"hello", "must be PNG"),
+        (b"", "images must be PNG"),
+        (b"hello", "images must be PNG"),
         (b"RIFF\x10\0\0\0WEBPVP8 ", "can't be read"),
         (b"\x89PNG\r\n\x1a\n", "beginning is damaged"),
         (b"\xff\xd8\xff\xe0\xff\xff", "beginning is damaged"),
-        (b"\xff\xd8" + b"\xff" * 50, "beginning is damaged"),
+        (b"\xff\xd8\xff" + b"\xff" * 50, "beginning is damaged"),
         (TRUNCATED, "it is damaged"),
         (RED[:16] + bytes(8) + RED[24:], "it has no pixels"),
         (HUGE, f"the maximum is {MAX_PIXELS:,}"),
@@ -273,11 +271,11 @@ def test_a_hostile_image_is_refused_and_the_model_goes_on(opened: Open, data: by
     with pytest.raises(UsageError) as raised:
         run(model, asked(data))
     assert what in f"{raised.value.what} {raised.value.why}"
-    assert run(model, asked(RED))[1][0].picture_tokens == TILE_TOKENS
+    assert run(model, asked(RED))[1][0].media_tokens == TILE_TOKENS
 
 
 def test_what_is_no_base64_is_refused(opened: Open) -> None:
-    request = dataclasses.replace(asked(), messages=(Message("user", "?", pictures=(Image("%%%", "x"),)),))
+    request = dataclasses.replace(asked(), messages=(Message("user", "?", media=(Media("%%%", "x"),)),))
     with pytest.raises(UsageError, match="x can't be read: its data are not base64"):
         run(opened(), request)
 
@@ -317,7 +315,7 @@ def test_an_image_larger_than_a_batch_that_has_to_hold_it_is_refused(opened: Ope
 
 
 def test_a_template_that_leaves_an_image_out_is_refused(opened: Open) -> None:
-    with pytest.raises(BadTemplateError, match="omits an image"):
+    with pytest.raises(BadTemplateError, match="omits an image or audio"):
         run(opened(), asked(RED, template="so"))
 
 
@@ -332,14 +330,14 @@ def test_an_image_stands_in_the_prompt_with_the_answer_to_it(opened: Open, kind:
     )
     prepared = model.preparer.prepare(Generate(1, first), lambda event: None)
     run(model, first)
-    messages = (*first.messages, Message("assistant", ""), Message("user", "And here?", pictures=(sent(BLUE),)))
+    messages = (*first.messages, Message("assistant", ""), Message("user", "And here?", media=(sent(BLUE),)))
     second = asked(template=template)
     second = dataclasses.replace(second, messages=messages)
     told, [stats], events = run(model, second)
     [started] = [event for event in events if isinstance(event, Started)]
     assert started.history == PromptHistory(1, len(prepared.tokens))
     assert stats.reused_tokens == len(prepared.tokens)
-    assert len([event for event in events if isinstance(event, ImageAccepted)]) == 2
+    assert len([event for event in events if isinstance(event, MediaAccepted)]) == 2
     again = model.preparer.prepare(Generate(2, second), lambda event: None)
     assert again.tokens[: len(prepared.tokens)] == prepared.tokens
     fresh = opened(kind)

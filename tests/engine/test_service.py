@@ -26,6 +26,7 @@ from llmrun.protocol import toolcalls
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.loading import Load
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import (
     AnswerPart,
     AnswerRequest,
@@ -33,7 +34,6 @@ from llmrun.protocol.messages import (
     Failed,
     Finished,
     Generate,
-    Image,
     Message,
     Rendered,
     Rendering,
@@ -581,7 +581,7 @@ def test_a_broken_grammar_is_said_before_anything_is_rendered() -> None:
 
 
 def test_an_image_in_a_result_is_a_line_for_a_model_without_vision() -> None:
-    result = Message("tool", "a.png", pictures=(Image("", "a.png", 5),))
+    result = Message("tool", "a.png", media=(Media("", "a.png", 5),))
     asked = AnswerRequest((Message("user", "Read a.png"), result))
     expected = "a.png\n[image omitted: this model has no vision]"
     assert expected in preparer().prompts.prompt(Generate(1, asked)).text

@@ -214,10 +214,10 @@ def test_a_server_tells_its_window(server: FarServer, far: Open) -> None:
     properties = {"default_generation_settings": {"n_ctx": 1024}, "modalities": {"vision": False}}
     server.others = {f"/props?model={MODEL}": (response(200, json.dumps(properties).encode()),)}
     found = far("llamacpp")
-    assert (found.n_ctx, found.sees) == (1024, False)
+    assert (found.n_ctx, found.modalities) == (1024, {"audio"})
     assert far("llamacpp", 512).n_ctx == 512
     unknown = far("openai")
-    assert (unknown.n_ctx, unknown.sees) == (0, True)
+    assert (unknown.n_ctx, unknown.modalities) == (0, {"image", "audio"})
 
 
 def test_a_server_that_was_loading_tells_its_window_later(server: FarServer, far: Open, tmp_path: Path) -> None:

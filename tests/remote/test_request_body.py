@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import AnswerRequest, Image, Message, Tool, ToolCall
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.remote.request_body import body_of, refused_fields
 from llmrun.remote.server import ServedModel
@@ -109,10 +110,11 @@ def test_all_else_that_cannot_be_asked_is_told() -> None:
 def test_our_own_server_reads_what_is_sent() -> None:
     """The other side of the same protocol: what comes out there is what went in here."""
     data = base64.b64encode(b"\x89PNG\r\n\x1a\n----").decode()
-    picture = Image(data, "messages[1].content[1].image_url.url", 4)
+    picture = Media(data, "messages[1].content[1].image_url.url", 4)
+    audio = Media(base64.b64encode(b"fLaC----").decode(), "messages[1].content[2].input_audio.data", 4)
     messages = (
         Message("system", "Be brief."),
-        Message("user", "See  this", pictures=(picture,)),
+        Message("user", "See  this", media=(picture, audio)),
         Message("assistant", "", (ToolCall("call_1", "add", '{"a": 1}'),)),
         Message("tool", "2", tool_call_id="call_1", name="add"),
     )

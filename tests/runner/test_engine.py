@@ -18,13 +18,13 @@ from support.tiny_projector import TILE_TOKENS, png, projector, text_model
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError, UsageError
 from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TokenizeText
 from llmrun.protocol.loading import Load
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
     Finished,
     Generate,
-    Image,
-    ImageAccepted,
+    MediaAccepted,
     Message,
     Stats,
 )
@@ -93,19 +93,19 @@ def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: Eng
     engine.load(Load(str(model), n_ctx=512, n_ctx_start=512, gpu_layers=0, projector=str(seeing)))
 
     def ask(data: bytes) -> list[Event]:
-        picture = Image(base64.b64encode(data).decode(), "a.png")
-        messages = (Message("user", "What is it?", pictures=(picture,)),)
+        picture = Media(base64.b64encode(data).decode(), "a.png")
+        messages = (Message("user", "What is it?", media=(picture,)),)
         asked = AnswerRequest(messages, limits=Limits(3), template="{{ messages[0].content }} so")
         return list(engine.submit(Generate(engine.next_request(), asked)))
 
     for hostile in (b"", b"\x89PNG", png(20, 20)[:60], b"GIF89a" + bytes(range(200)), random.Random(1).randbytes(999)):
         with pytest.raises(UsageError):
             ask(hostile)
-    told = [event for event in ask(png(40, 30)) if isinstance(event, ImageAccepted | Finished)]
-    assert isinstance(told[0], ImageAccepted)
+    told = [event for event in ask(png(40, 30)) if isinstance(event, MediaAccepted | Finished)]
+    assert isinstance(told[0], MediaAccepted)
     assert (told[0].width, told[0].height) == (40, 30)
     assert isinstance(told[1], Finished)
-    assert told[1].stats.picture_tokens == TILE_TOKENS
+    assert told[1].stats.media_tokens == TILE_TOKENS
 
 
 def test_cancel_without_a_request(engine: EngineClient) -> None:

@@ -30,12 +30,12 @@ from llmrun.protocol.jobs.importance import IMPORTANCE, Importance
 from llmrun.protocol.jobs.mix import MIX, MeasureMix
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.loading import Load, Loaded
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
     Finished,
     Generate,
-    Image,
     Job,
     Message,
     PrefillProgress,
@@ -225,7 +225,7 @@ def test_a_death_beside_workers_that_all_live_is_the_engines(start: Start) -> No
 
 
 def test_a_death_before_a_picture_became_tokens_names_it(start: Start) -> None:
-    seeing = AnswerRequest((Message("user", "Hi", pictures=(Image("", "a.png"),)),))
+    seeing = AnswerRequest((Message("user", "Hi", media=(Media("", "a.png"),)),))
     assert crash(start("die:rendered:SIGSEGV"), Generate(1, seeing)).what == "the engine died while encoding an image"
     assert crash(start("die:rendered:SIGSEGV")).what == "the engine died while tokenizing the prompt"
 

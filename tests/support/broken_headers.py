@@ -20,7 +20,7 @@ def other(architecture: str, **settings: Any) -> dict[str, Any]:
 
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
-    "projector": ({"general.architecture": "clip"}, "image part"),
+    "projector": ({"general.architecture": "clip"}, "image or audio part"),
     "adapter": ({"general.type": "adapter"}, "general.type is 'adapter'"),
     "no layers": ({"llama.block_count": 0}, "'llama.block_count' is 0"),
     "layers missing": ({"llama.block_count": None}, "'llama.block_count' is missing"),

@@ -8,7 +8,7 @@ import re
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
-from llmrun.chat.images import ImageFile
+from llmrun.chat.media import MediaFile
 from llmrun.chat.passages import Passage
 from llmrun.chat.store.rows import checked_name
 from llmrun.chat.store.turns import (
@@ -112,7 +112,7 @@ def _message(entry: TurnEntry) -> dict[str, Any]:
     if isinstance(entry.part, Question):
         others = {
             "typed": entry.part.typed,
-            "pictures": [as_dict(file) for file in entry.part.images],
+            "pictures": [as_dict(file) for file in entry.part.media],
             "passages": [as_dict(passage) for passage in entry.part.passages],
         }
         return plain | {name: value for name, value in others.items() if value}
@@ -150,9 +150,9 @@ def _tree(document: dict[str, Any]) -> Tree:
 def _part(item: dict[str, Any]) -> Question | Answer:
     content = _string(item["content"])
     if item["role"] == "user":
-        images = tuple(from_json(ImageFile, file) for file in item.get("pictures", ()))
+        media = tuple(from_json(MediaFile, file) for file in item.get("pictures", ()))
         passages = tuple(from_json(Passage, passage) for passage in item.get("passages", ()))
-        return Question(content, _string(item.get("typed", "")), images, passages)
+        return Question(content, _string(item.get("typed", "")), media, passages)
     if item["role"] != "assistant":
         raise ValueError(f"there is no role {item['role']!r}")
     return answer_of(content, _string(item.get("reasoning", "")), item)
@@ -209,7 +209,7 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
         parts += ["## System prompt", _closed(tree.system)]
     for entry in path:
         if isinstance(entry.part, Question):
-            parts += ["## You", *(f"*{file.path}*" for file in entry.part.images), _closed(entry.part.content)]
+            parts += ["## You", *(f"*{file.path}*" for file in entry.part.media), _closed(entry.part.content)]
             continue
         if entry.part.reasoning:
             quoted = "\n".join(f"> {line}".rstrip() for line in entry.part.reasoning.strip().splitlines())

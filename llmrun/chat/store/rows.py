@@ -14,7 +14,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from llmrun.chat.images import ImageFile
+from llmrun.chat.media import MediaFile
 from llmrun.chat.passages import Passage
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import LlmrunError, ResourceError, UsageError
@@ -135,7 +135,7 @@ def add_entry(
             "user" if question else "assistant",
             _text(part.content),
             _text(part.typed) if isinstance(part, Question) else "",
-            json.dumps(part.images) if isinstance(part, Question) and part.images else "",
+            json.dumps(part.media) if isinstance(part, Question) and part.media else "",
             json.dumps(part.passages) if isinstance(part, Question) and part.passages else "",
             now,
         ),
@@ -197,7 +197,7 @@ def _text(text: str) -> str:
     return text.encode("utf-8", "replace").decode() if not text.isascii() else text
 
 
-_Record = TypeVar("_Record", ImageFile, Passage)
+_Record = TypeVar("_Record", MediaFile, Passage)
 _FIRST_TIME, _LAST_TIME = -62_135_596_800.0, 253_402_300_799.0  # of the years 1 to 9999
 _ENTRY = (
     "SELECT m.id, m.parent, m.turn, m.created, m.role, m.content, m.typed, m.pictures, m.passages, "
@@ -382,7 +382,7 @@ class _Reader:
             part = Question(
                 text,
                 _stored_text(typed, f"{where}: what was typed"),
-                _records(ImageFile, pictures, f"{where}: its list of images"),
+                _records(MediaFile, pictures, f"{where}: its list of files"),
                 _records(Passage, passages, f"{where}: its list of passages"),
             )
         elif answered is None:

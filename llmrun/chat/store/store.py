@@ -17,7 +17,7 @@ from llmrun.chat.store.turns import Answer, Question, Tree
 from llmrun.errors import LlmrunError, ResourceError, UsageError, did_you_mean
 from llmrun.storage import Database, is_damage
 
-IMAGES = "images"
+MEDIA = "images"
 """Folder of the images that came over HTTP, beside the file: each in a folder named after its hash."""
 # Ids only grow, while clocks are set back.
 _LAST_USED_FIRST = "ORDER BY coalesce((SELECT max(id) FROM messages WHERE session = s.id), 0) DESC, s.id DESC"
@@ -191,7 +191,7 @@ class Sessions:
             self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, found.id))
 
     def delete(self, which: str) -> None:
-        """Delete a chat with all its branches; its text does not stay in the file, nor its images in IMAGES.
+        """Delete a chat with all its branches; its text does not stay in the file, nor its images and audio in MEDIA.
 
         Raises:
             UsageError: there is no such chat, or another process has it open.
@@ -204,11 +204,11 @@ class Sessions:
             self._connection.execute("DELETE FROM sessions WHERE id = ?", (found.id,))
         with self._database.explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still has the text
-            rows_with_images = self._connection.execute("SELECT pictures FROM messages WHERE pictures != ''")
-            named = "".join(row[0] for row in rows_with_images)
-        for image in (self.folder / IMAGES).glob("*") if self.folder else ():
-            if image.name not in named:
-                shutil.rmtree(image, ignore_errors=True)
+            rows_with_media = self._connection.execute("SELECT pictures FROM messages WHERE pictures != ''")
+            named = "".join(row[0] for row in rows_with_media)
+        for file in (self.folder / MEDIA).glob("*") if self.folder else ():
+            if file.name not in named:
+                shutil.rmtree(file, ignore_errors=True)
 
     def search(self, text: str, limit: int = 20) -> list[Hit]:
         """Return the messages that contain every word of a text, best first."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from llmrun.chat.attachments import Attachments
-from llmrun.chat.images import ImageFile
+from llmrun.chat.media import MediaFile
 from llmrun.chat.passages import Passage, passages_block
 from llmrun.chat.truncation import summary_turn
 from llmrun.models.fingerprint import ModelFingerprint
@@ -50,15 +50,15 @@ class Question:
 
     content: str  # as the model gets it
     typed: str = ""  # as the user typed it, if content has more, such as files
-    images: tuple[ImageFile, ...] = ()  # they precede it
+    media: tuple[MediaFile, ...] = ()  # they precede it
     passages: tuple[Passage, ...] = ()  # of --docs; content begins with them
 
     @classmethod
     def of(cls, text: str, attached: Attachments, passages: tuple[Passage, ...] = ()) -> Question:
-        """Return a question with files, images and passages."""
+        """Return a question with files and passages."""
         content = passages_block(passages) + attached.before(text)
         typed = text if passages or attached.block else ""
-        return cls(content, typed, tuple(map(ImageFile.of, attached.images)), passages)
+        return cls(content, typed, tuple(map(MediaFile.of, attached.media)), passages)
 
     @property
     def shown(self) -> str:
@@ -66,7 +66,7 @@ class Question:
         return self.typed or self.content
 
     def reworded(self, text: str, passages: tuple[Passage, ...] | None = None) -> Question:
-        """Return the question with another text, and the same files and images.
+        """Return the question with another text, and the same files.
 
         Args:
             passages: instead of its own; None keeps them.
@@ -196,8 +196,8 @@ class WindowTurn:
 
     question: int  # id of its question; SUMMARY for a summary
     number: int  # in the whole conversation, from 1 on; 0 for a summary
-    messages: tuple[Message, ...]  # as they are sent, without the images
-    images: tuple[ImageFile, ...] = ()  # of the question, which is the first message
+    messages: tuple[Message, ...]  # as they are sent, without images and audio
+    media: tuple[MediaFile, ...] = ()  # of the question, which is the first message
 
 
 def path_to(end: int | None, entries: Mapping[int, TurnEntry]) -> tuple[TurnEntry, ...]:
@@ -230,7 +230,7 @@ def in_window(path: Sequence[TurnEntry]) -> list[WindowTurn]:
         reasoning = entry.part.last_reasoning if isinstance(entry.part, Answer) else ""
         message = Message(entry.role, entry.part.content, reasoning=reasoning)
         if not leaving and isinstance(entry.part, Question):
-            turns.append(WindowTurn(entry.id, number, (message,), entry.part.images))
+            turns.append(WindowTurn(entry.id, number, (message,), entry.part.media))
         elif not leaving and turns:
             last = turns[-1]
             called = round_messages(entry.part.rounds) if isinstance(entry.part, Answer) else ()

@@ -1,7 +1,7 @@
-"""The images of a prompt: their place among its tokens, and their way through the model.
+"""The images and audio of a prompt: their place among its tokens, and their way through the model.
 
-In a sequence's tokens, an image is a run of negative numbers made from its hash, so that code which compares tokens
-(prefixes, slots, saved states) never mistakes one image for another. The vectors are computed only when they are
+In a sequence's tokens, an image is a run of negative numbers made from its hash, and so is audio. Code which compares
+tokens (prefixes, slots, saved states) never mistakes one for another. The vectors are computed only when they are
 decoded. Must not know llama.cpp.
 """
 

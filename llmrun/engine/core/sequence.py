@@ -309,7 +309,7 @@ class Sequence:
             model_accepted=self.n_model_accepted + self.n_model_verified,
             decode_steps=self.n_steps,
             draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
-            picture_tokens=images.n_tokens if images is not None else 0,
-            picture_seconds=images.seconds if images is not None else 0.0,
+            media_tokens=images.n_tokens if images is not None else 0,
+            media_seconds=images.seconds if images is not None else 0.0,
             loops_closed=self.n_loops_closed,
         )

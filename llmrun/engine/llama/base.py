@@ -10,11 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun import _native
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.adapters import AdapterScale
+from llmrun.protocol.media import Modality
 
 PIECE_TOKENS = 16_384
 """Tokens of a long prompt that are handled in one call of C, which holds the interpreter's lock for up to 0.3 ms."""
+
+MAX_SECONDS = 3600
+"""Of an audio file: a second takes up to 100 kB while it is decoded."""
+MIN_SECONDS = 0.1
+"""Of an audio file: less than a window of some encoders makes libmtmd abort."""
 
 ALLOCATING = threading.Lock()
 """Held while a KV cache grows, and while a chat template runs: the template's memory limit counts the whole process."""
@@ -39,6 +45,24 @@ class Entry(NamedTuple):
     position: int
     sequence_id: int
     wants_logits: bool
+
+
+class CheckedFile(NamedTuple):
+    """A file that may be decoded."""
+
+    modality: Modality
+    data: bytes
+    width: int = 0  # pixels of an image
+    height: int = 0
+
+
+def check_seconds(seconds: float, name: str) -> None:
+    """Raise UsageError for audio that is too long or too short."""
+    if seconds > MAX_SECONDS:
+        why = f"it takes {seconds:,.0f} seconds, the maximum is {MAX_SECONDS:,}"
+        raise UsageError(f"{name} is too long", why=why, hint=f"ffmpeg -i FILE -t {MAX_SECONDS} PART.flac cuts it")
+    if seconds < MIN_SECONDS:
+        raise UsageError(f"{name} is too short", why=f"it takes less than {MIN_SECONDS} seconds")
 
 
 class ImageSpan(NamedTuple):

@@ -1,7 +1,7 @@
-"""Image encoding: images become embedding vectors that a model reads instead of tokens, through llama.cpp's libmtmd.
+"""The encoding of images and audio into embedding vectors that a model reads instead of tokens, through libmtmd.
 
-Owns the projector of a model and every object of libmtmd; must not know prompts, batches or scheduling. Images are
-untrusted input, and may crash this process in libmtmd.
+Owns the projector of a model and every object of libmtmd; must not know prompts, batches or scheduling. The files
+are untrusted input, and may crash this process in libmtmd.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, DecodeError
+from llmrun.engine.llama.base import ALLOCATING, CheckedFile, DecodeError, check_seconds
 from llmrun.engine.llama.library import import_llama, import_mtmd
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
 from llmrun.protocol.loading import Load
+from llmrun.protocol.media import PLURALS, Modality, conversion
 
-_TEXT, _IMAGE = 0, 1  # mtmd_input_chunk_type
+_TEXT, _AUDIO = 0, 2  # mtmd_input_chunk_type
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _FLOAT_BYTES = 4
 _NO_FFMPEG = os.fsencode(os.devnull)  # instead of a folder: libmtmd would pass unreadable files to ffmpeg
@@ -32,7 +33,10 @@ _HINT = "--mmproj FILE names another projector"
 
 
 class MediaChunk:
-    """An image or a tile of one: an engine.core.images.ImageChunk. Its ids are negative, from the hash of the image."""
+    """An image, a tile of one, or half a minute of audio: an engine.core.images.ImageChunk.
+
+    Its ids are negative, from the hash of the file.
+    """
 
     def __init__(
         self, projector: Projector, pointer: int, ids: tuple[int, ...], n_positions: int, *, causal: bool
@@ -57,36 +61,54 @@ class MediaChunk:
         self._free()
 
 
+class EncodedFile(NamedTuple):
+    """An image or an audio file in a prompt."""
+
+    pieces: list[list[int] | MediaChunk]  # its chunks, and the token ids around them
+    seconds: float  # of audio
+
+
 class Projector:
-    """The image encoder of one model; its file is read for the first image.
+    """The image and audio encoders of one model; their file is read for the first image or audio.
 
     Attributes:
         n_embd: floats of a vector.
+        modalities: kinds of files that it encodes.
     """
 
     def __init__(self, model: LlamaModel, load: Load) -> None:
         self._model, self._path, self._load = model, Path(load.projector), load
         self.n_embd = int(model.llama.llama_model_n_embd_inp(model.pointer))
         self._max_tokens = min(load.n_batch, load.n_ubatch)  # of an image that must be decoded in one batch
-        self._mismatch = f"{self._path.name} can't encode images for {Path(model.path).name}"
+        from llmrun.gguf.reader import read_modalities  # most engines read no file by themselves
+
+        self.modalities = read_modalities(self._path)
         self._mtmd: Any = None
         self._pointer = 0
 
-    def pieces(self, data: bytes, name: str) -> list[list[int] | MediaChunk]:
-        """Return an image's parts in a prompt: its tiles and the token ids around them.
+    def pieces(self, file: CheckedFile, name: str) -> EncodedFile:
+        """Return the parts of an image or an audio file in a prompt.
 
         Raises:
-            BadModelError: the projector does not fit the model.
-            UsageError: the image can't be decoded, or is too large for the model.
+            BadModelError: the projector does not fit the model, or can't encode files of this kind.
+            UsageError: the file can't be decoded, or is too large for the model.
         """
+        modality = file.modality
         if not self._pointer:
-            self._open()
-        with self._chunks_of(data, name) as chunks:
-            mtmd = self._mtmd
+            self._open(modality)
+        mtmd = self._mtmd
+        can_encode = mtmd.mtmd_support_audio if modality == "audio" else mtmd.mtmd_support_vision
+        if not can_encode(self._pointer):
+            raise self._refusal(f"it has no encoder for {PLURALS[modality]}", modality)
+        with self._bitmap_of(file, name) as bitmap, self._chunks_of(bitmap, name) as chunks:
+            seconds = 0.0
+            if modality == "audio":
+                seconds = mtmd.mtmd_bitmap_get_nx(bitmap) / mtmd.mtmd_get_audio_sample_rate(self._pointer)
             count = mtmd.mtmd_input_chunks_size(chunks)
-            return [self._piece(mtmd.mtmd_input_chunks_get(chunks, index), index, data) for index in range(count)]
+            each = (mtmd.mtmd_input_chunks_get(chunks, index) for index in range(count))
+            return EncodedFile([self._piece(chunk, index, file) for index, chunk in enumerate(each)], seconds)
 
-    def _open(self) -> None:
+    def _open(self, modality: Modality) -> None:
         self._mtmd = mtmd = import_mtmd()
         llama, log = import_llama(), list[str]()
 
@@ -105,24 +127,37 @@ class Projector:
         mtmd.mtmd_helper_log_set(llama.llama_log_callback(_native.log_callback_address), ctypes.c_void_p(0))
         if not pointer:
             reason = log[-1].splitlines()[0].rpartition("error: ")[2] if log else "llama.cpp refuses it"
-            raise BadModelError(self._mismatch, why=reason, hint=_HINT)
-        if not mtmd.mtmd_support_vision(pointer):
-            mtmd.mtmd_free(pointer)
-            raise BadModelError(self._mismatch, why="it is for sound, not for images")
+            raise self._refusal(reason, modality)
         status = self._path.stat()
         self._key = f"{status.st_size} {status.st_mtime_ns} ".encode()
         self._pointer = pointer
 
+    def _refusal(self, why: str, modality: Modality) -> BadModelError:
+        what = f"{self._path.name} can't encode {PLURALS[modality]} for {Path(self._model.path).name}"
+        return BadModelError(what, why=why, hint=_HINT)
+
     @contextmanager
-    def _chunks_of(self, data: bytes, name: str) -> Iterator[int]:
-        """Yield libmtmd's chunks of an image, freed afterwards."""
-        mtmd = self._mtmd
+    def _bitmap_of(self, file: CheckedFile, name: str) -> Iterator[int]:
+        """Yield the pixels or samples of a file as libmtmd's bitmap, freed afterwards."""
+        mtmd, data = self._mtmd, file.data
         options = mtmd.mtmd_helper_init_opt_default()
         options.video_params.ffmpeg_bin_dir = _NO_FFMPEG
         buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self._pointer, buffer, len(data), False, options)
         if not bitmap:
-            raise UsageError(f"{name} can't be read as an image", why="it is damaged", hint="save it as PNG or JPEG")
+            hint = conversion(name) if file.modality == "audio" else "save it as PNG or JPEG"
+            raise UsageError(f"{name} can't be read as {file.modality}", why="it is damaged", hint=hint)
+        try:
+            if file.modality == "audio":
+                check_seconds(mtmd.mtmd_bitmap_get_nx(bitmap) / mtmd.mtmd_get_audio_sample_rate(self._pointer), name)
+            yield bitmap
+        finally:
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    @contextmanager
+    def _chunks_of(self, bitmap: int, name: str) -> Iterator[int]:
+        """Yield libmtmd's chunks of a bitmap, freed afterwards."""
+        mtmd = self._mtmd
         chunks = mtmd.mtmd_input_chunks_init()
         try:
             part = mtmd.mtmd_input_part(bitmap=bitmap)
@@ -132,23 +167,23 @@ class Projector:
             yield chunks
         finally:
             mtmd.mtmd_input_chunks_free(chunks)
-            mtmd.mtmd_bitmap_free(bitmap)
 
-    def _piece(self, chunk: int, index: int, data: bytes) -> list[int] | MediaChunk:
+    def _piece(self, chunk: int, index: int, file: CheckedFile) -> list[int] | MediaChunk:
         mtmd = self._mtmd
         if mtmd.mtmd_input_chunk_get_type(chunk) == _TEXT:
             size = ctypes.c_size_t()
             tokens = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(size))
             if min(tokens[: size.value], default=0) < 0:
-                reason = "its vocabulary lacks a token that delimits images"
-                raise BadModelError(self._mismatch, why=reason, hint=_HINT)
+                raise self._refusal(
+                    f"its vocabulary lacks a token that delimits {PLURALS[file.modality]}", file.modality
+                )
             return list(tokens[: size.value])
         n_tokens = mtmd.mtmd_input_chunk_get_n_tokens(chunk)
         causal = not mtmd.mtmd_decode_use_non_causal(self._pointer, chunk)
         if not causal and n_tokens > self._max_tokens:
             reason = f"its {n_tokens:,} tokens must fit into one batch of at most {self._max_tokens:,}"
-            raise UsageError("the image is too large for this model", why=reason)
-        digest = hashlib.shake_256(self._key + index.to_bytes(4, "big") + data).digest(4 * n_tokens)
+            raise UsageError(f"the {file.modality} is too large for this model", why=reason)
+        digest = hashlib.shake_256(self._key + index.to_bytes(4, "big") + file.data).digest(4 * n_tokens)
         ids = tuple(-1 - (number >> 1) for number in struct.unpack(f">{n_tokens}I", digest))
         n_positions = mtmd.mtmd_input_chunk_get_n_pos(chunk)
         return MediaChunk(self, mtmd.mtmd_input_chunk_copy(chunk), ids, n_positions, causal=causal)
@@ -157,6 +192,8 @@ class Projector:
         """Return the positions of some of a chunk's tokens if the chunk begins at position `first`."""
         if not self._mtmd.mtmd_decode_use_mrope(self._pointer):
             return range(first, first + n_tokens)[indexes]
+        if self._mtmd.mtmd_input_chunk_get_type(chunk) == _AUDIO:  # all dimensions as for text
+            return [*range(first, first + n_tokens)[indexes]] * 4
         found = (self._mtmd.mtmd_decoder_pos * n_tokens)()
         image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         self._mtmd.mtmd_helper_image_get_decoder_pos(image, first, found)
@@ -172,12 +209,12 @@ class Projector:
         """
         with ALLOCATING:
             if self._mtmd.mtmd_encode_chunk(self._pointer, chunk) != 0:
-                raise DecodeError("llama.cpp could not encode an image")
+                raise DecodeError("llama.cpp could not encode an image or audio")
             found = self._mtmd.mtmd_get_output_embd(self._pointer)
             try:
                 vectors = (ctypes.c_float * (n_tokens * self.n_embd))()
             except MemoryError:
-                raise OutOfMemoryError("there is no memory for an image") from None
+                raise OutOfMemoryError("there is no memory for an image or audio") from None
         ctypes.memmove(vectors, found, ctypes.sizeof(vectors))
         return vectors
 

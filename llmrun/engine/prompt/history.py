@@ -25,12 +25,13 @@ from llmrun.engine.prompt.template import Part
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import Finished, Image, Message, PromptHistory, TextDelta
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import Finished, Message, PromptHistory, TextDelta
 
 MAX_TOKENS = 1 << 22
 """Of all remembered prompts and answers together: 16 MiB. Prompts that begin alike share their beginning."""
 
-Render = Callable[[Sequence[Message]], list[Part | Image]]
+Render = Callable[[Sequence[Message]], list[Part | Media]]
 """Returns the prompt of a conversation by its chat template."""
 
 _MAX_OPENING = 128  # characters at the end of a prompt that the template leaves out in later ones: tags of reasoning
@@ -73,7 +74,7 @@ class Conversation:
         if message.role == "assistant":
             data += [message.content.strip(), [[call.name, _value(call.arguments)] for call in message.tool_calls]]
         else:
-            images = [(hashlib.sha256(image.data.encode()).hexdigest(), image.at) for image in message.pictures]
+            images = [(hashlib.sha256(image.data.encode()).hexdigest(), image.at) for image in message.media]
             # Clients without ids get new ones in each request.
             data += [message.content, message.name, self._calls.get(message.tool_call_id, message.tool_call_id), images]
         for call in message.tool_calls:
@@ -366,7 +367,7 @@ def begin_alike(*renders: Render) -> bool:
 
 def after_answer(
     messages: Sequence[Message], n_messages: int, trial: Render, render: Render, ends: Collection[str], written: str
-) -> list[Part | Image] | None:
+) -> list[Part | Media] | None:
     """Return the parts of a prompt after an answer, which begin with the text that ends it.
 
     The conversation is rendered with a marker as the answer's text, or in its last call. How the text after the marker
@@ -386,7 +387,7 @@ def after_answer(
         return None
     before, answer, following = messages[: n_messages - 1], _marked(messages[n_messages - 1]), messages[n_messages:]
     n_results = next((index for index, each in enumerate(following) if each.role != "tool"), len(following))
-    marked = [replace(each, content=_NEXT_MARKER, pictures=()) for each in following[: max(1, n_results)]]
+    marked = [replace(each, content=_NEXT_MARKER, media=()) for each in following[: max(1, n_results)]]
     with suppress(BadTemplateError):
         short = _text(trial([_QUESTION, answer, *marked]))
         if _repeats(_text(trial([_QUESTION])), short):
@@ -433,7 +434,7 @@ def _end_of_answer(prompt: str, ends: Collection[str], written: str, rest: str) 
     return next((each for each in closings if (bare := each.lstrip('"')) and written.endswith(bare)), None)
 
 
-def _text(parts: Sequence[Part | Image]) -> str:
+def _text(parts: Sequence[Part | Media]) -> str:
     return "".join(part.text for part in parts if isinstance(part, Part))
 
 
@@ -445,7 +446,7 @@ def _marked(answer: Message) -> Message:
     return replace(answer, tool_calls=(*calls, last._replace(arguments=json.dumps({_ARGUMENT: _MARKER}))))
 
 
-def _after(marker: str, parts: Sequence[Part | Image]) -> list[Part | Image] | None:
+def _after(marker: str, parts: Sequence[Part | Media]) -> list[Part | Media] | None:
     """Return the parts after a marker; None unless it occurs once."""
     found = [(index, part) for index, part in enumerate(parts) if isinstance(part, Part) and marker in part.text]
     if len(found) != 1 or found[0][1].text.count(marker) != 1:
@@ -455,7 +456,7 @@ def _after(marker: str, parts: Sequence[Part | Image]) -> list[Part | Image] | N
     return [*([part._replace(text=rest)] if rest else []), *parts[index + 1 :]]
 
 
-def _without(beginning: str, parts: Sequence[Part | Image]) -> list[Part | Image]:
+def _without(beginning: str, parts: Sequence[Part | Media]) -> list[Part | Media]:
     """Return the parts without the text that they begin with."""
     rest, n_left = list(parts), len(beginning)
     while n_left and isinstance(part := rest.pop(0), Part):

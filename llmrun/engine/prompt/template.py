@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.conversation import TemplateRules, fit
-from llmrun.engine.prompt.images import PRIVATE, with_placeholders
+from llmrun.engine.prompt.media import PRIVATE, with_placeholders
 from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
 from llmrun.engine.prompt.thinking import find_reasoning, known_reasoning
 from llmrun.engine.prompt.tools import (
@@ -42,7 +42,8 @@ from llmrun.engine.prompt.tools import (
 )
 from llmrun.errors import BadTemplateError, UsageError
 from llmrun.protocol.arguments import EFFORTS
-from llmrun.protocol.messages import Image, Message, Rewriting, Tool
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import Message, Rewriting, Tool
 from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import HARMONY, HARMONY_AS_TOLD, HERMES, CallSyntax
@@ -310,7 +311,7 @@ class ChatTemplate:
         effort: str | None = None,
         keep_reasoning: bool | None = None,
         variables: str = "{}",
-    ) -> list[Part | Image]:
+    ) -> list[Part | Media]:
         """Render the prompt for the assistant's next turn.
 
         Usually the prompt is one part, tokenized as in llama.cpp. If a message contains the text of a control token,
@@ -336,7 +337,7 @@ class ChatTemplate:
         markers: dict[str, str] = {}
         mark = partial(_marked, collect_texts(messages, tools, variables), control, markers)
 
-        def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Image]:
+        def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Media]:
             fitted, tools = self._fitted(messages, tools, self._rules, support, mark)
             mask = _Mask(collect_texts(fitted, tools, variables), control)
             data = data_of(variables, mask.hide, keys=False) | self._variables(fitted, tools, mask.hide)
@@ -564,7 +565,7 @@ def _with_markers(parts: list[Part], markers: dict[str, str]) -> list[Part]:
     return _merge([Part(texts.get(piece, piece), special or piece in texts) for piece, special in pieces])
 
 
-def _with_images(parts: list[Part], images: dict[str, Image]) -> list[Part | Image]:
+def _with_images(parts: list[Part], images: dict[str, Media]) -> list[Part | Media]:
     """Split the parts at placeholders of images.
 
     Raises:
@@ -576,7 +577,7 @@ def _with_images(parts: list[Part], images: dict[str, Image]) -> list[Part | Ima
         (piece, part.special) for part in parts for piece in re.split(f"([{''.join(images)}])", part.text) if piece
     ]
     if not {*images} <= {piece for piece, _ in pieces}:
-        raise BadTemplateError("the chat template omits an image", hint=_OTHER_TEMPLATE)
+        raise BadTemplateError("the chat template omits an image or audio", hint=_OTHER_TEMPLATE)
     return [images.get(piece) or Part(piece, special) for piece, special in pieces]
 
 

@@ -25,7 +25,7 @@ from llmrun.engine.prompt.history import (
     begin_alike,
     keeps_reasoning,
 )
-from llmrun.engine.prompt.images import PRIVATE, image_bytes, with_omitted_images
+from llmrun.engine.prompt.media import PRIVATE, checked_file, without_unreadable
 from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
 from llmrun.engine.prompt.thinking import AnswerBeginning, known_reasoning
 from llmrun.engine.prompt.token_cache import TokenCache
@@ -33,12 +33,12 @@ from llmrun.engine.prompt.tools import tells_tools
 from llmrun.errors import BadModelError, BadTemplateError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
 from llmrun.protocol.jobs.text import TextTokens, TokenizeText
+from llmrun.protocol.media import PLURALS, Media
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
     Generate,
-    Image,
-    ImageAccepted,
+    MediaAccepted,
     Message,
     Rendered,
     Rendering,
@@ -50,12 +50,12 @@ from llmrun.protocol.reasoning import ReasoningSyntax
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
-    Pieces = Sequence[list[int] | ImageChunk]  # An image in a prompt: token ids around vectors
+    Pieces = Sequence[list[int] | ImageChunk]  # An image or audio in a prompt: token ids around vectors
 
 _LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
 # Of what is remembered for later requests.
-_MAX_IMAGE_LENGTHS = len(PRIVATE)  # as many as a request may have
+_MAX_MEDIA_LENGTHS = len(PRIVATE)  # as many as a request may have
 _MAX_TEMPLATES = 16
 _MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
@@ -94,7 +94,7 @@ class PromptWriter:
         self.clock = PreparationClock()
         self._vocabulary, self._template, self._n_ctx = vocabulary, template, n_ctx
         self._projector, self._adapters = projector, adapters
-        self._image_lengths: dict[int, int] = {}  # hash of an image's data -> tokens
+        self._media_lengths: dict[int, int] = {}  # hash of a file's data -> tokens
         self._templates: dict[str, ChatTemplate] = {}
         self._token_cache: TokenCache | None = None
         self._control: ControlTexts | None = None
@@ -123,7 +123,7 @@ class PromptWriter:
         keeps = request.keep_reasoning
         if keeps is None and any(message.role == "assistant" for message in messages):
             keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
-        encode = partial(self._encode_image, generate.request)
+        encode = partial(self._encode_media, generate.request)
         write = partial(self._conversation_prompt, conversation, render, encode, request.begins)
         beginning = self.history.find(conversation, keeps=bool(keeps))
         prompt = write(beginning, keeps)
@@ -153,7 +153,7 @@ class PromptWriter:
         keeps: bool | None,
         *,
         is_trial: bool = False,
-    ) -> list[Part | Image]:
+    ) -> list[Part | Media]:
         """Return the parts of a conversation's prompt.
 
         Args:
@@ -194,8 +194,8 @@ class PromptWriter:
     def _conversation_prompt(
         self,
         conversation: Conversation,
-        render: Callable[..., list[Part | Image]],
-        encode: Callable[[Callable[[Event], None], Image], Pieces],
+        render: Callable[..., list[Part | Media]],
+        encode: Callable[[Callable[[Event], None], Media], Pieces],
         begins: str,
         beginning: Beginning | None,
         keeps: bool | None,
@@ -233,11 +233,11 @@ class PromptWriter:
         return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn, tuple(accepted))
 
     def _standing(
-        self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Image], Pieces]
+        self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Media], Pieces]
     ) -> tuple[list[int], list[PlacedChunk]] | None:
         """Return the tokens that a prompt begins with, and the images there; None if an image has other tokens now."""
         tokens, placed, end = beginning.turn.all_tokens, list[PlacedChunk](), 0
-        for image in (image for message in messages[: beginning.n_messages] for image in message.pictures):
+        for image in (image for message in messages[: beginning.n_messages] for image in message.media):
             for chunk in (piece for piece in encode(image) if not isinstance(piece, list)):
                 ids = list(chunk.ids)
                 start = tokens.index(ids[0], end) if ids[0] in tokens[end:] else end
@@ -282,7 +282,7 @@ class PromptWriter:
         messages = self._readable(asked.messages)
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
-            each[index] += sum(self._image_lengths[hash(image.data)] for image in message.pictures)
+            each[index] += sum(self._media_lengths[hash(image.data)] for image in message.media)
         n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
         return TokenCount(
             tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
@@ -384,7 +384,7 @@ class PromptWriter:
         return f"{'' if is_default else [tuple(adapter) for adapter in adapters]}|{requested}"
 
     def _tokens(
-        self, parts: Sequence[Part | Image], encode: Callable[[Image], Pieces], standing: Sequence[int] = ()
+        self, parts: Sequence[Part | Media], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
     ) -> tuple[list[int], list[PlacedChunk]]:
         """Return the token ids of a prompt, none for an empty one, and the images of the parts.
 
@@ -400,7 +400,7 @@ class PromptWriter:
                     if part.special
                     else self._checked(part.text, special=False, begins=begins)
                 )
-            for piece in encode(part) if isinstance(part, Image) else ():
+            for piece in encode(part) if isinstance(part, Media) else ():
                 if isinstance(piece, list):
                     ids += piece
                 else:
@@ -457,18 +457,19 @@ class PromptWriter:
             )
 
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
-        return with_omitted_images(messages, sees=self._projector is not None)
+        return without_unreadable(messages, self._projector.modalities if self._projector is not None else frozenset())
 
-    def _encode_image(self, request: int, send: Callable[[Event], None], image: Image) -> Pieces:
-        """Return the tokens and vectors of an image, and send ImageAccepted."""
+    def _encode_media(self, request: int, send: Callable[[Event], None], media: Media) -> Pieces:
+        """Return the tokens and vectors of an image or an audio file, and send MediaAccepted."""
+        file, name = checked_file(media), media.name or "the file"
         if self._projector is None:
-            raise UsageError("this model can't read images", why="it was loaded without a projector")
-        data, width, height = image_bytes(image)
-        pieces = self._projector.pieces(data, image.name or "the image")
+            what = f"this model can't read {PLURALS[file.modality]}"
+            raise UsageError(what, why="it was loaded without a projector")
+        pieces, seconds = self._projector.pieces(file, name)
         n_tokens = sum(len(piece if isinstance(piece, list) else piece.ids) for piece in pieces)
-        _forget_oldest(self._image_lengths, _MAX_IMAGE_LENGTHS)
-        self._image_lengths[hash(image.data)] = n_tokens
-        send(ImageAccepted(request, image.name, width, height, n_tokens))
+        _forget_oldest(self._media_lengths, _MAX_MEDIA_LENGTHS)
+        self._media_lengths[hash(media.data)] = n_tokens
+        send(MediaAccepted(request, media.name, n_tokens, file.width, file.height, seconds))
         return pieces
 
     def chat_template(self, template: str | None) -> ChatTemplate:

@@ -38,7 +38,7 @@ from llmrun.server.answer import SSE_COMMENT, AnswerWriter, CompletionRequest, s
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
 from llmrun.server.http import App, Receive, RouteNotFoundError, Scope, Send
-from llmrun.server.page.chats import PageChats, Said, with_images
+from llmrun.server.page.chats import PageChats, Said, with_media
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.page.running import RunningAnswer
 from llmrun.server.page.tools import PageTools
@@ -62,7 +62,7 @@ class PageWriter(AnswerWriter):
     Attributes:
         answer: as far as it was received.
         failed: the stream ended with an error.
-        notes: lines about images that are left out.
+        notes: lines about files that are left out.
     """
 
     def __init__(self, begins: str = "") -> None:
@@ -213,7 +213,7 @@ class PageAnswers:
             turn = _Turn(asked)
             said = await self._chats.run(open_question)
             try:
-                messages, turn.writer.notes = await self._with_images(said, pooled)
+                messages, turn.writer.notes = await self._with_media(said, pooled)
                 if overflow is not None:
                     messages, notes = await self._fitted(asked, messages, pooled, overflow)
                     turn.writer.notes += notes
@@ -225,13 +225,13 @@ class PageAnswers:
                 finally:  # whatever fails, the chat is free again
                     await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
 
-    async def _with_images(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
-        """Return messages with their images; the model has to be loaded to know whether it sees them."""
+    async def _with_media(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
+        """Return messages with their images and audio; the model has to be loaded to know which it reads."""
         if not any(files for _, files in said):
             return tuple(message for message, _ in said), []
         await self._state.pool.ready(pooled)
         assert pooled.model is not None
-        return await asyncio.to_thread(with_images, said, "" if pooled.model.sees else pooled.model.name)
+        return await asyncio.to_thread(with_media, said, pooled.model)
 
     async def _fitted(
         self, asked: CompletionRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy

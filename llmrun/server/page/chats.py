@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from llmrun.errors import UsageError
-from llmrun.protocol.messages import PICTURE_BEGINNINGS, Message
+from llmrun.protocol.media import FORMATS, modality_of, must_be_converted, other_audio
+from llmrun.protocol.messages import Message
 from llmrun.server.protocols.fields import Fields
 from llmrun.storage import write_whole
 
@@ -37,26 +38,29 @@ class Uploads(NamedTuple):
     """The files of one question."""
 
     texts: tuple[Upload, ...] = ()  # in UTF-8
-    images: tuple[Upload, ...] = ()
+    media: tuple[Upload, ...] = ()
 
 
 NO_UPLOADS = Uploads()
 
 
 def read_uploads(fields: Fields) -> Uploads:
-    """Return the files in a request: {"files": [{"name", "text"}], "images": [{"name", "data" in base64}]}.
+    """Return the files in a request: {"files": [{"name", "text"}], "media": [{"name", "data" in base64}]}.
 
     Raises:
-        UsageError: an image is not one that the engine can decode.
+        UsageError: an image or an audio file is not one that the engine can decode.
     """
     texts = [
         Upload(_name(each), each.needed_text("text").encode("utf-8", "replace")) for each in fields.objects("files")
     ]
-    images = tuple(map(read_upload, fields.objects("images")))
-    for image in images:
-        if not image.data.startswith(PICTURE_BEGINNINGS):
-            raise UsageError(f"{image.name} can't be attached", why="it is not a PNG, JPEG, GIF, BMP or WebP image")
-    return Uploads(tuple(texts), images)
+    media = tuple(map(read_upload, fields.objects("media")))
+    for each in media:
+        if modality_of(each.data) is None:
+            what = f"{each.name} can't be attached"
+            if other_audio(each.data):
+                raise must_be_converted(each.data, each.name, what)
+            raise UsageError(what, why=f"images must be {FORMATS['image']}, audio {FORMATS['audio']}")
+    return Uploads(tuple(texts), media)
 
 
 def read_upload(fields: Fields) -> Upload:
@@ -68,12 +72,12 @@ def read_upload(fields: Fields) -> Upload:
     return Upload(_name(fields), data)
 
 
-def save_images(images: tuple[Upload, ...], folder: Path) -> list[Path]:
-    """Write images to a folder, each in one named after its hash, and return the files."""
-    files = [folder / hashlib.sha256(image.data).hexdigest() / image.name for image in images]
-    for file, image in zip(files, images, strict=True):
+def save_media(media: tuple[Upload, ...], folder: Path) -> list[Path]:
+    """Write images and audio to a folder, each in one named after its hash, and return the files."""
+    files = [folder / hashlib.sha256(each.data).hexdigest() / each.name for each in media]
+    for file, each in zip(files, media, strict=True):
         if not file.exists():
-            write_whole(file, image.data, makes_folder=True)
+            write_whole(file, each.data, makes_folder=True)
     return files
 
 
@@ -84,15 +88,15 @@ def _name(upload: Fields) -> str:
 
 
 if TYPE_CHECKING:
-    from llmrun.chat.images import ImageFile
+    from llmrun.chat.media import MediaFile, MediaReader
     from llmrun.chat.passages import FolderIndex, Passage
     from llmrun.chat.store.chat import SavedChat
     from llmrun.chat.store.store import Sessions
     from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn
 
 _Result = TypeVar("_Result")
-Said: TypeAlias = "list[tuple[Message, tuple[ImageFile, ...]]]"
-"""Messages, each with its images, which are read for every request."""
+Said: TypeAlias = "list[tuple[Message, tuple[MediaFile, ...]]]"
+"""Messages, each with its images and audio, which are read for every request."""
 
 _MOST_HITS = 100
 _MARKUP = re.compile(r"^\s{0,3}(?:#{1,6} |> |[-*+] |```.*)|\*\*|`", re.MULTILINE)
@@ -223,16 +227,16 @@ class PageChats:
         return passages_for(self._index, text, asked[-1] if asked else "", 0)
 
     def _question(self, text: str, uploads: Uploads, passages: tuple[Passage, ...]) -> Question:
-        """Return a question with its files; images are written into a folder of the store."""
-        from llmrun.chat.attachments import AttachedFile, Attachments, attach_image_files
-        from llmrun.chat.store.store import IMAGES
+        """Return a question with its files; images and audio are written into a folder of the store."""
+        from llmrun.chat.attachments import AttachedFile, Attachments, read_media
+        from llmrun.chat.store.store import MEDIA
         from llmrun.chat.store.turns import Question
 
         folder = self._sessions.folder
         assert folder is not None
         files = tuple(AttachedFile(name, len(data), data.decode()) for name, data in uploads.texts)
-        images = attach_image_files([str(file) for file in save_images(uploads.images, folder / IMAGES)])
-        return Question.of(text, Attachments(files, images=images), passages)
+        media = (read_media(str(file)) for file in save_media(uploads.media, folder / MEDIA))
+        return Question.of(text, Attachments(files, media=tuple(media)), passages)
 
     def open_question(self, chat: int, question: int, *, together: bool = False) -> Said:
         """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
@@ -379,24 +383,24 @@ def _question(entry: TurnEntry) -> Any:
 
 
 def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = None) -> Said:
-    """Return the messages of a request, each with its images: the turns in the context window, then the question."""
+    """Return the messages of a request, each with its files: the turns in the context window, then the question."""
     said: Said = [(Message("system", system), ())] if system else []
     for turn in turns:
         first, *others = turn.messages
-        said += [(first, turn.images), *((message, ()) for message in others)]
+        said += [(first, turn.media), *((message, ()) for message in others)]
     if asked is not None:
         question = _question(asked)
-        said.append((Message("user", question.content), question.images))
+        said.append((Message("user", question.content), question.media))
     return said
 
 
-def with_images(said: Said, blind: str = "") -> tuple[tuple[Message, ...], list[str]]:
-    """Return messages with their images read, and notes about images that can't be sent; see chat.images.ImageCache."""
-    from llmrun.chat.images import ImageCache
+def with_media(said: Said, model: MediaReader) -> tuple[tuple[Message, ...], list[str]]:
+    """Return messages with their files read, and notes about those that can't be sent; see chat.media.MediaCache."""
+    from llmrun.chat.media import MediaCache
 
     notes: list[str] = []
-    cache = ImageCache(notes.append)
-    return tuple(cache.show(message, files, blind) for message, files in said), notes
+    cache = MediaCache(notes.append)
+    return tuple(cache.show(message, files, model) for message, files in said), notes
 
 
 def _ancestors(head: int | None, parents: dict[int, int | None]) -> set[int]:
@@ -447,7 +451,7 @@ def _entry_data(entry: TurnEntry) -> dict[str, Any]:
             "id": entry.id,
             "role": "user",
             "text": question.shown,
-            "images": [image.name for image in question.images],
+            "media": [file.name for file in question.media],
             "files": files if len(files) <= _MOST_SHOWN else f"{files[:_MOST_SHOWN]} …",
             "passages": [{**each._asdict(), "place": each.place} for each in question.passages],
             "passages_line": passages_line(question.passages),

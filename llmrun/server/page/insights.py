@@ -38,7 +38,7 @@ from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import RouteNotFoundError
 from llmrun.server.manage_routes import as_ndjson
-from llmrun.server.page.chats import PageChats, Said, with_images
+from llmrun.server.page.chats import PageChats, Said, with_media
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.pool import PooledModel
 
@@ -222,8 +222,8 @@ def _model_of(answer: Answer, pooled: PooledModel) -> Model:
 
 
 async def _messages(model: Model, said: Said) -> tuple[Message, ...]:
-    """Return messages as a model gets them: without vision, images are lines of text."""
-    messages, _ = await asyncio.to_thread(with_images, said, "" if model.sees else model.name)
+    """Return messages as a model gets them: files that it can't read are lines of text."""
+    messages, _ = await asyncio.to_thread(with_media, said, model)
     return messages
 
 

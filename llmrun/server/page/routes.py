@@ -153,7 +153,7 @@ class PageRoutes:
                     "model": pooled.name,
                     "n_ctx": pooled.loaded.n_ctx,
                     "thinks": bool(pooled.loaded.thinking_tags),
-                    "sees": pooled.model.sees,
+                    "modalities": sorted(pooled.model.modalities),
                     "tools": [tool.name for tool in self._tools.offered],
                     "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
                 }
@@ -194,7 +194,7 @@ class PageRoutes:
         return PlainTextResponse(text, headers={"content-disposition": f'attachment; filename="{name}"'})
 
     async def _ask(self, request: Request) -> Response:
-        """Save a question: {"chat", "text", "after", "beside", "system", "files", "images"}, see PageChats.ask()."""
+        """Save a question: {"chat", "text", "after", "beside", "system", "files", "media"}, see PageChats.ask()."""
         fields = await read_fields(request)
         text = fields.needed_text("text")
         if not text.strip() or len(text) > _LONGEST_TEXT:

@@ -11,10 +11,11 @@ from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.answer import ResponseAccumulator
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, Image, Message
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
-from llmrun.server.protocols.attachments import anthropic_document, image_from_base64, refuse_media
+from llmrun.server.protocols.attachments import anthropic_document, media_from_base64, refuse_media
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.options import (
     compacted,
@@ -145,11 +146,11 @@ def _user(message: Fields, role: str, names: Mapping[str, str]) -> list[Message]
     """Return the results of calls, and a message with the rest."""
     results = [_result(block, names) for block in _blocks(message, "content") if block.text("type") == "tool_result"]
     text, images = _text(message, "content"), _images(message)
-    return [*results, Message(role, text, pictures=images)] if text or images or not results else results
+    return [*results, Message(role, text, media=images)] if text or images or not results else results
 
 
-def _images(message: Fields) -> tuple[Image, ...]:
-    found: list[Image] = []
+def _images(message: Fields) -> tuple[Media, ...]:
+    found: list[Media] = []
     at = 0
     for block in _blocks(message, "content"):
         if (text := _block_text(block)) is not None:
@@ -157,7 +158,7 @@ def _images(message: Fields) -> tuple[Image, ...]:
         elif block.text("type") == "image":
             source = block.object("source") or Fields({}, block.name("source"))
             source.choice("type", "base64")  # a URL is never fetched
-            found.append(image_from_base64(source.needed_text("data"), source.name("data"), at))
+            found.append(media_from_base64(source.needed_text("data"), source.name("data"), at, "image"))
     return tuple(found)
 
 
@@ -166,7 +167,7 @@ def _result(block: Fields, names: Mapping[str, str]) -> Message:
     start = "Error: " if block.flag("is_error") else ""
     images = tuple(image._replace(at=image.at + len(start)) for image in _images(block))
     text = start + _text(block, "content")
-    return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""), pictures=images)
+    return Message("tool", text, tool_call_id=call_id, name=names.get(call_id, ""), media=images)
 
 
 def _text(fields: Fields, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Images and documents in a client's JSON body. Pure; nothing is fetched, and only the engine decodes images.
+"""Images, audio and documents in a client's JSON body. Pure; nothing is fetched, only the engine decodes media.
 
 Documents that are not text become a line that names what was left out.
 """
@@ -10,52 +10,73 @@ import re
 from typing import NoReturn
 
 from llmrun.errors import UsageError
-from llmrun.protocol.messages import PICTURE_BEGINNINGS, Image
+from llmrun.protocol.media import FORMATS, Media, Modality, beginning_of, modality_of, must_be_converted, other_audio
 from llmrun.server.protocols.fields import Fields
 
-_DATA_URL = re.compile(r"data:image/[\w.+-]{1,80};base64,")
-_MAGIC_LENGTH = 12  # characters of base64 that hold the longest magic number
+_MEDIA_URL = re.compile(r"data:(image|audio)/[\w.+-]{1,80};base64,")
 
 
-def image_from_url(fields: Fields, key: str, at: int) -> Image:
-    """Return the image of a data: URL, which is a string, or an object with a field `url`.
+def media_from_url(fields: Fields, key: str, at: int, expected: Modality) -> Media:
+    """Return the file of a data: URL, which is a string, or an object with a field `url`.
 
     Args:
-        at: number of characters of the message before the image.
+        at: number of characters of the message before it.
 
     Raises:
-        UsageError: it is another URL, or not an image.
+        UsageError: it is another URL, or not of the expected kind.
     """
     if isinstance(fields.value(key), dict):
         fields, key = fields.object(key) or fields, "url"
     url = fields.needed_text(key)
-    found = _DATA_URL.match(url)
-    if found is None:
-        why = "must be a data: URL with an image in base64"
-        raise UsageError(f"invalid {fields.name(key)}", why=why, hint="images are not fetched from other addresses")
-    return image_from_base64(url[found.end() :], fields.name(key), at)
+    found = _MEDIA_URL.match(url)
+    if found is None or found[1] != expected:
+        why = f"must be a data: URL with {_with_article(expected)} in base64"
+        hint = "images and audio are not fetched from other addresses"
+        raise UsageError(f"invalid {fields.name(key)}", why=why, hint=hint)
+    return media_from_base64(url[found.end() :], fields.name(key), at, expected)
 
 
-def image_from_base64(data: str, name: str, at: int) -> Image:
-    """Return an image in base64.
+def media_from_base64(data: str, name: str, at: int, *expected: Modality) -> Media:
+    """Return a file in base64.
 
     Args:
         name: of the field.
 
     Raises:
-        UsageError: it is not an image.
+        UsageError: it is of another kind.
     """
-    try:
-        magic = base64.b64decode(data[:_MAGIC_LENGTH], validate=True)
-    except ValueError:  # also for other than ASCII
-        raise UsageError(f"invalid {name}", why="must be an image in base64") from None
-    if not magic.startswith(PICTURE_BEGINNINGS):
-        raise UsageError(f"invalid {name}", why="must be a PNG, JPEG, GIF, BMP or WebP image")
-    return Image(data, name, at)
+    beginning = beginning_of(data)
+    if not beginning:
+        raise UsageError(f"invalid {name}", why=f"must be {_with_article(expected[0])} in base64")
+    if "audio" in expected and other_audio(beginning):
+        raise must_be_converted(beginning, "FILE", f"invalid {name}")
+    if modality_of(beginning) not in expected:
+        formats = ", or ".join(f"a {FORMATS[modality]} {_FILES[modality]}" for modality in expected)
+        raise UsageError(f"invalid {name}", why=f"must be {formats}")
+    return Media(data, name, at)
+
+
+def input_audio(part: Fields, at: int) -> Media:
+    """Return the file of an `input_audio` part: {"data": in base64, "format"}. The data tell the format, too.
+
+    Raises:
+        UsageError: it is not audio that can be decoded.
+    """
+    inner = part.object("input_audio") or Fields({}, part.name("input_audio"))
+    inner.text("format")
+    return media_from_base64(inner.needed_text("data"), inner.name("data"), at, "audio")
+
+
+_FILES: dict[Modality, str] = {"image": "image", "audio": "file"}
+
+
+def _with_article(modality: Modality) -> str:
+    return "an image" if modality == "image" else "audio"
 
 
 def refuse_media(name: str) -> NoReturn:
-    raise UsageError(f"{name} can't be read", why="only text, images and documents of text are", hint="leave it out")
+    why = "only text, images, audio and documents of text are"
+    raise UsageError(f"{name} can't be read", why=why, hint="leave it out")
 
 
 _DOCUMENT_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200};base64,")

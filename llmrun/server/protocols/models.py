@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from llmrun.protocol.media import Modality
+
 VERSION = {"version": "0.13.4"}
 """The response of /api/version: of the protocol, not of llmrun.
 
@@ -59,7 +61,13 @@ def running(models: Sequence[RunningModel]) -> dict[str, Any]:
 
 
 def show(
-    model: ModelDescription, *, n_ctx_train: int, template: str, thinks: bool, embeds: bool = False, sees: bool = False
+    model: ModelDescription,
+    *,
+    n_ctx_train: int,
+    template: str,
+    thinks: bool,
+    embeds: bool = False,
+    modalities: frozenset[Modality] = frozenset(),
 ) -> dict[str, Any]:
     """Return the response of /api/show.
 
@@ -67,9 +75,10 @@ def show(
         template: its chat template; "" for none.
         thinks: it can reason before the answer.
         embeds: it computes vectors, and does not generate.
-        sees: it reads images.
+        modalities: kinds of files that it reads.
     """
-    others = {"tools": bool(template), "thinking": thinks, "vision": sees}
+    others = {"tools": bool(template), "thinking": thinks}
+    others |= {"vision": "image" in modalities, "audio": "audio" in modalities}
     answers = ["completion", *(name for name, has in others.items() if has)]
     return {
         "modelfile": "",

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, Image, Message, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.server.answer import NDJSON, PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, json_line
-from llmrun.server.protocols.attachments import image_from_base64
+from llmrun.server.protocols.attachments import media_from_base64
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.models import unix_time
 from llmrun.server.protocols.options import (
@@ -66,7 +67,7 @@ def read_generate(body: Mapping[str, Any]) -> CompletionRequest:
             raise UsageError("raw and images can't be used together", why="an image needs a chat template around it")
         return _completion_request(fields, AnswerRequest(prompt=prompt))
     first = (Message("system", system),) if system else ()
-    return _completion_request(fields, AnswerRequest((*first, Message("user", prompt, pictures=images))))
+    return _completion_request(fields, AnswerRequest((*first, Message("user", prompt, media=images))))
 
 
 def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
@@ -101,10 +102,10 @@ def _message(fields: Fields) -> Message:
     return Message(role, content, calls, call_id, name, _images(fields), reasoning)
 
 
-def _images(fields: Fields) -> tuple[Image, ...]:
-    """Return the images, all before the text."""
-    given = fields.texts("images")
-    return tuple(image_from_base64(data, f"{fields.name('images')}[{index}]", 0) for index, data in enumerate(given))
+def _images(fields: Fields) -> tuple[Media, ...]:
+    """Return the images, all before the text. Ollama has no other place for audio."""
+    given, name = fields.texts("images"), fields.name("images")
+    return tuple(media_from_base64(data, f"{name}[{index}]", 0, "image", "audio") for index, data in enumerate(given))
 
 
 def _tool(fields: Fields) -> Tool:

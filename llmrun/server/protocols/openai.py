@@ -9,9 +9,10 @@ from typing import Any
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.logprobs import logprob_entries
-from llmrun.protocol.messages import AnswerRequest, Image, TokenLogprob
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event
-from llmrun.server.protocols.attachments import image_from_url, openai_file, refuse_media
+from llmrun.server.protocols.attachments import input_audio, media_from_url, openai_file, refuse_media
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.options import (
     MOST_ANSWERS,
@@ -50,8 +51,8 @@ def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code, **counts}}
 
 
-def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
-    """Return the text and the images of a message's content: a string, or a list of parts.
+def content(fields: Fields, key: str) -> tuple[str, tuple[Media, ...]]:
+    """Return the text of a message's content, its images and audio: a string, or a list of parts.
 
     Raises:
         UsageError: it contains something else.
@@ -59,18 +60,22 @@ def content(fields: Fields, key: str) -> tuple[str, tuple[Image, ...]]:
     value = fields.value(key)
     if value is None or isinstance(value, str):
         return value or "", ()
-    text, images = "", list[Image]()
+    text, media = "", list[Media]()
     for part in fields.objects(key):
         kind = part.needed_text("type")
         if kind in _IMAGES:
-            images.append(image_from_url(part, "image_url", len(text)))
+            media.append(media_from_url(part, "image_url", len(text), "image"))
+        elif kind == "input_audio":
+            media.append(input_audio(part, len(text)))
+        elif kind == "audio_url":  # as vLLM has it
+            media.append(media_from_url(part, "audio_url", len(text), "audio"))
         elif kind in _FILES:
             text += openai_file(part)
         elif kind in _TEXTS:
             text += part.needed_text("refusal" if kind == "refusal" else "text")
         else:
             refuse_media(f"{part.name('type')} {kind[:80]!r}")
-    return text, tuple(images)
+    return text, tuple(media)
 
 
 def usage(prompt_tokens: int, cached_tokens: int, answers: Sequence[ResponseAccumulator]) -> dict[str, Any]:

@@ -77,9 +77,9 @@ def _messages(fields: Fields) -> tuple[Message, ...]:
         names.update((call.id, call.name) for call in calls)
         call_id = message.text("tool_call_id") or ""
         name = names.get(call_id, message.text("name") or "") if role == "tool" else ""
-        text, images = content(message, "content")
+        text, media = content(message, "content")
         reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
-        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, images, reasoning))
+        messages.append(Message(_ROLES.get(role, role), text, calls, call_id, name, media, reasoning))
     if not messages:
         raise UsageError("messages is missing or empty")
     return tuple(messages)

@@ -116,12 +116,12 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
         messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
     elif kind in _RESULTS:
         call_id = item.needed_text("call_id")
-        text, images = content(item, "output")
-        messages.append(Message("tool", text, (), call_id, names.get(call_id, ""), images))
+        text, media = content(item, "output")
+        messages.append(Message("tool", text, (), call_id, names.get(call_id, ""), media))
     elif kind == "message":
         role = item.needed_text("role")
-        text, images = content(item, "content")
-        message = Message(_ROLES.get(role, role), text, pictures=images)
+        text, media = content(item, "content")
+        message = Message(_ROLES.get(role, role), text, media=media)
         if role == "assistant" and _has_only_reasoning(messages[-1]):
             message = replace(message, reasoning=messages.pop().reasoning)
         messages.append(message)

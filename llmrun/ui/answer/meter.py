@@ -177,8 +177,8 @@ def _window(stats: Stats) -> list[str]:
 
 
 def _encoded(stats: Stats) -> list[str]:
-    """Return the time for encoding images, if any."""
-    return [f"images {seconds(stats.picture_seconds)}"] if stats.picture_seconds else []
+    """Return the time for encoding images and audio, if any."""
+    return [f"media {seconds(stats.media_seconds)}"] if stats.media_seconds else []
 
 
 def summary_of_all(finished: Sequence[Finished], *, short: bool) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrun.gguf.header import DRAFT_KINDS
+from llmrun.protocol.media import PLURALS
 from llmrun.protocol.sizes import readable_count, readable_size
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import show_facts
@@ -54,7 +55,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("coding agents", "" if facts.get("agents", True) else "weak: Ollama warns against it for them"),
         ("before queries", _quoted(facts, "query")),
         ("before documents", _quoted(facts, "document")),
-        ("images", _projector(facts)),
+        ("projector", _projector(facts)),
         ("sampling advice", _listed(facts.get("recommended_sampling"))),
         ("other quants", _others(facts)),
         ("path", facts.get("path")),
@@ -109,7 +110,10 @@ def _drafter(facts: Facts) -> str:
 
 def _projector(facts: Facts) -> str:
     found = facts.get("projector")
-    return f"through {found['name']}, {_bytes(found['bytes'])}" if found else ""
+    if not found:
+        return ""
+    kinds = " and ".join(PLURALS[modality] for modality in found.get("modalities", ()))
+    return f"{found['name']}, {_bytes(found['bytes'])}{f', for {kinds}' if kinds else ''}"
 
 
 def _adapter(facts: Facts) -> str:

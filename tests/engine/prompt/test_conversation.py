@@ -6,7 +6,8 @@ import pytest
 from support.agent_conversations import CONVERSATIONS, TOOLS, has_tools
 
 from llmrun.engine.prompt.template import ChatTemplate, ControlTexts, Part
-from llmrun.protocol.messages import Image, Message, ToolCall
+from llmrun.protocol.media import Media
+from llmrun.protocol.messages import Message, ToolCall
 
 _TURNS = (
     "{% for m in messages %}[{{ m.role }} {{ m.content }}"
@@ -137,9 +138,9 @@ def test_a_trial_that_exceeds_a_limit_says_nothing_about_the_template(monkeypatc
 
 
 def test_an_image_in_a_result_stands_where_the_result_stands() -> None:
-    image = Image("data", "a.png", 2)
+    image = Media("data", "a.png", 2)
     compiled = ChatTemplate(TEMPLATES["without tools"], bos="", eos="")
-    messages = (Message("user", "u1"), Message("tool", "It is", pictures=(image,)))
+    messages = (Message("user", "u1"), Message("tool", "It is", media=(image,)))
     before, seen, after = compiled.render(messages, ControlTexts(()))
     assert seen == image
     assert isinstance(before, Part)

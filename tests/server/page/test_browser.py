@@ -11,7 +11,7 @@ import pytest
 from support.chromium import Chromium
 from support.page import IDLE, LAST, Page
 from support.served import LiveServer
-from support.tiny_projector import png
+from support.tiny_projector import png, tone, wav
 
 from llmrun.chat.passages import FolderIndex
 from llmrun.chat.store.store import Sessions, folder_in
@@ -306,6 +306,8 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     (tmp_path / "notes.txt").write_text("from a file")
     (tmp_path / "red.png").write_bytes(png(8, 8))
     (tmp_path / "dump.bin").write_bytes(bytes(range(256)))
+    (tmp_path / "low.wav").write_bytes(wav(tone(0.2)))
+    (tmp_path / "talk.ogg").write_bytes(b"OggS")
     dropped = {
         "items": [],
         "files": [str(tmp_path / name) for name in ("red.png", "dump.bin")],
@@ -315,21 +317,31 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
         browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
     page.until("document.querySelector('#problem').textContent.includes('dump.bin can')")
     assert "red.png, 1 kB" in page.see("document.querySelector('#attached').textContent")
+    dropped["files"] = [str(tmp_path / name) for name in ("low.wav", "talk.ogg")]
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
+    page.until("document.querySelector('#problem').textContent.includes('only WAV, MP3 and FLAC audio can')")
+    assert "low.wav, 7 kB" in page.see("document.querySelector('#attached').textContent")
     page.see("document.querySelector('#attach').focus()")
     browser.ask("Page.setInterceptFileChooserDialog", enabled=True)
     page.key("Space")
     chosen = browser.until_event("Page.fileChooserOpened")
     browser.ask("DOM.setFileInputFiles", files=[str(tmp_path / "notes.txt")], backendNodeId=chosen["backendNodeId"])
     browser.ask("Page.setInterceptFileChooserDialog", enabled=False)
-    page.until("document.querySelectorAll('#attached button').length === 2")
+    page.until("document.querySelectorAll('#attached button').length === 3")
     page.ask("What is it?")
-    page.until("document.querySelector('#problem').textContent.includes('see images: red.png is left out')")
+    page.until("document.querySelector('#problem').textContent.includes('read images: red.png is left out')")
     shown = page.see(f"{LAST}.textContent")
-    assert "The image red.png can't be seen." in shown
+    assert "The image red.png can't be read." in shown
+    assert "The audio low.wav can't be read." in shown
     assert "from a file" in shown
-    assert page.see("document.querySelector('.question').textContent.includes('Image: red.png')")
+    assert page.see("document.querySelector('.question').textContent.includes('Attached: red.png')")
     assert "from a file" in page.see("document.querySelector('.question details pre').textContent")
     assert page.see("document.querySelector('#attached').children.length") == 0
+    dropped["files"] = [str(tmp_path / "low.wav")]
+    for kind in ("dragEnter", "dragOver", "drop"):
+        browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
+    page.until("document.querySelector('#attached').textContent.includes(\"can't read audio: it gets a line\")")
     page.check()
 
 

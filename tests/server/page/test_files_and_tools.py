@@ -211,7 +211,7 @@ def test_files_come_with_a_question_and_are_those_of_the_terminal(server: LiveSe
     with store() as terminal:
         asked = terminal.open(chat["name"]).entries[0].part
         assert isinstance(asked, Question)
-        assert (asked.typed, asked.images) == ("What is this?", ())
+        assert (asked.typed, asked.media) == ("What is this?", ())
 
 
 def test_the_beginning_of_a_long_file_is_shown(server: LiveServer) -> None:
@@ -223,15 +223,15 @@ def test_the_beginning_of_a_long_file_is_shown(server: LiveServer) -> None:
 
 def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: LiveServer) -> None:
     data = png(8, 8)
-    chat = ask(server, "What is this?", images=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
-    assert chat["entries"][0]["images"] == ["red.png"]
+    chat = ask(server, "What is this?", media=[{"name": "red.png", "data": base64.b64encode(data).decode()}])
+    assert chat["entries"][0]["media"] == ["red.png"]
     streamed = answer(server, chat)
-    assert "can't see images: red.png is left out" in streamed.events[0]["text"]
-    assert texts(read(server, chat))[1] == "[The image red.png can't be seen.]\nWhat is this?"
+    assert "can't read images: red.png is left out" in streamed.events[0]["text"]
+    assert texts(read(server, chat))[1] == "[The image red.png can't be read.]\nWhat is this?"
     with store() as terminal:
         asked = terminal.open(chat["name"]).entries[0].part
         assert isinstance(asked, Question)
-        saved = Path(asked.images[0].path)
+        saved = Path(asked.media[0].path)
         assert saved.read_bytes() == data
         terminal.delete(chat["name"])
     assert not saved.exists(), "an image of the page goes with its chat"
@@ -239,22 +239,23 @@ def test_a_model_without_vision_gets_a_line_for_an_image_and_says_so(server: Liv
 
 def test_a_long_name_in_any_script_is_cut(server: LiveServer) -> None:
     image = {"name": "画" * 200 + ".png", "data": base64.b64encode(png(8, 8)).decode()}
-    (name,) = ask(server, "What is this?", images=[image])["entries"][0]["images"]
+    (name,) = ask(server, "What is this?", media=[image])["entries"][0]["media"]
     assert set(name) == {"画"}
     assert 100 < len(name.encode()) < 255
 
 
 @pytest.mark.parametrize(
-    "images",
+    "media",
     [
         [{"name": "x.png", "data": "@"}],
         [{"name": "x.png", "data": "ÄÖÜß"}],
         [{"name": "x.tiff", "data": base64.b64encode(b"II*\0....").decode()}],
+        [{"name": "x.ogg", "data": base64.b64encode(b"OggS....").decode()}],
         [{"name": "x.png"}],
         "x",
     ],
 )
-def test_what_is_no_image_is_refused(server: LiveServer, images: Any) -> None:
-    refused = server.post("/ui/ask", {"text": "x", "images": images})
+def test_what_is_no_image_is_refused(server: LiveServer, media: Any) -> None:
+    refused = server.post("/ui/ask", {"text": "x", "media": media})
     assert (refused.status, bool(refused.json["error"]["message"])) == (400, True)
     assert server.get("/ui/chats").json["chats"] == []

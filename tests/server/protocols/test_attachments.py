@@ -1,4 +1,4 @@
-"""Pictures in every protocol: where they stand in a message, and what is refused by name."""
+"""Images and audio in every protocol: where they stand in a message, and what is refused by name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_respo
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nand more").decode()
 URL = f"data:image/png;base64,{PNG}"
 TEXT = base64.b64encode(b"this is no picture").decode()
+WAV = base64.b64encode(b"RIFF\x24\0\0\0WAVEfmt ").decode()
+OGG = base64.b64encode(b"OggS\0\2 and more").decode()
 
 Read = Callable[[Any], Message]
 
@@ -53,6 +55,61 @@ def ollama_generate(picture: Any) -> Message:
     return ollama.read_generate({"model": "m", "prompt": "This ?", "images": [picture]}).request.messages[0]
 
 
+def chat_audio(data: Any) -> Message:
+    heard = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    parts = [{"type": "text", "text": "This "}, heard, {"type": "text", "text": "?"}]
+    return openai_chat.read({"messages": [{"role": "user", "content": parts}]}).request.messages[0]
+
+
+def chat_audio_url(url: Any) -> Message:
+    parts = [{"type": "text", "text": "This "}, {"type": "audio_url", "audio_url": {"url": url}}]
+    return openai_chat.read({"messages": [{"role": "user", "content": parts}]}).request.messages[0]
+
+
+def responses_audio(data: Any) -> Message:
+    heard = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+    parts = [{"type": "input_text", "text": "This "}, heard, {"type": "input_text", "text": "?"}]
+    return openai_responses.read({"input": [{"role": "user", "content": parts}]}).request.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "content", "at"),
+    [
+        (chat_audio, WAV, "This ?", 5),
+        (chat_audio_url, f"data:audio/wav;base64,{WAV}", "This ", 5),
+        (responses_audio, WAV, "This ?", 5),
+        (ollama_chat, WAV, "This ?", 0),
+        (ollama_generate, WAV, "This ?", 0),
+    ],
+)
+def test_audio_stands_where_it_was_put(read: Read, given: Any, content: str, at: int) -> None:
+    message = read(given)
+    [audio] = message.media
+    assert (message.content, audio.data, audio.at, audio.modality) == (content, WAV, at, "audio")
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "words"),
+    [
+        (chat_audio, TEXT, r"messages\[0\].content\[1\].input_audio.data: must be a WAV, MP3 or FLAC file"),
+        (chat_audio, PNG, "must be a WAV, MP3 or FLAC file"),
+        (chat_audio, OGG, "it is Ogg; audio must be WAV, MP3 or FLAC"),
+        (chat_audio, "###", "must be audio in base64"),
+        (chat_audio, "", "must be audio in base64"),
+        (chat_audio, None, "data is missing"),
+        (chat_audio_url, "https://example.org/a.wav", "data: URL with audio"),
+        (chat_audio_url, URL, "data: URL with audio"),
+        (chat, f"data:audio/wav;base64,{WAV}", "data: URL with an image"),
+        (chat, f"data:image/png;base64,{WAV}", "must be a PNG"),
+        (claude, WAV, "must be a PNG"),
+        (ollama_chat, OGG, "it is Ogg"),
+    ],
+)
+def test_what_is_no_audio_is_refused_by_name(read: Read, given: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        read(given)
+
+
 @pytest.mark.parametrize(
     ("read", "given", "content", "at"),
     [
@@ -66,7 +123,7 @@ def ollama_generate(picture: Any) -> Message:
 )
 def test_a_picture_stands_where_it_was_put(read: Read, given: Any, content: str, at: int) -> None:
     message = read(given)
-    [picture] = message.pictures
+    [picture] = message.media
     assert (message.content, picture.data, picture.at) == (content, PNG, at)
 
 
@@ -110,11 +167,11 @@ def test_a_result_of_a_tool_may_have_images() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": blocks, "is_error": True}
     made = anthropic.read({"max_tokens": 5, "messages": [{"role": "user", "content": [result]}]}).request.messages[0]
     assert (made.role, made.content) == ("tool", "Error: a.png")
-    assert [(image.data, image.at) for image in made.pictures] == [(PNG, len("Error: a.png\n"))]
+    assert [(image.data, image.at) for image in made.media] == [(PNG, len("Error: a.png\n"))]
     parts = [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": URL}]
     items = [{"role": "user", "content": "Hi"}, {"type": "function_call_output", "call_id": "c", "output": parts}]
     made = openai_responses.read({"input": items}).request.messages[1]
-    assert (made.role, made.content, [image.at for image in made.pictures]) == ("tool", "a.png", [len("a.png")])
+    assert (made.role, made.content, [image.at for image in made.media]) == ("tool", "a.png", [len("a.png")])
 
 
 TEXT, PDF = (base64.b64encode(data).decode() for data in ("Größe".encode(), b"%PDF-1.7 \xff"))
@@ -160,7 +217,7 @@ def test_an_image_stands_behind_a_document() -> None:
     ]
     message = anthropic.read({"max_tokens": 5, "messages": [{"role": "user", "content": blocks}]}).request.messages[0]
     assert message.content == "Hello\nT\nhttps://e.org\nx"
-    assert message.pictures[0].at == len(message.content) + 1
+    assert message.media[0].at == len(message.content) + 1
 
 
 @pytest.mark.parametrize(

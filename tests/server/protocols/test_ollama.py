@@ -296,7 +296,7 @@ def test_show_has_what_vs_code_reads() -> None:
     assert shown.capabilities == ["completion", "tools", "thinking"]
     assert shown.modelinfo == {"general.architecture": "llama", "llama.context_length": 8192}
     assert show(MODEL, n_ctx_train=8192, template="", thinks=False)["capabilities"] == ["completion"]
-    seeing = show(MODEL, n_ctx_train=8192, template="", thinks=False, sees=True)
+    seeing = show(MODEL, n_ctx_train=8192, template="", thinks=False, modalities=frozenset({"image"}))
     assert seeing["capabilities"] == ["completion", "vision"]
 
 

@@ -1,18 +1,21 @@
-// Files for the next question: texts and images, dropped on the page, pasted, or chosen with a button.
+// Files for the next question: texts, images and audio, dropped on the page, pasted, or chosen with a button.
 
 import { post } from "./api.js";
 import { button, clean, h, number } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/bmp", "image/webp"]; // that the engine can decode
+const AUDIO = /\.(wav|mp3|flac)$/i;
+const OTHER_AUDIO = /\.(ogg|oga|opus|m4a|aac|wma|aiff?|amr|weba)$/i;
 const MOST_TEXT = 4 << 20; // bytes of a text, as in the terminal
-const MOST_IMAGES = 11 << 20; // bytes of all images, or of a document: in base64 they have to fit into one request
+const MOST_MEDIA = 11 << 20; // bytes of all images and audio, or of a document: in base64 they have to fit into one request
 const DOCUMENT = /\.(pdf|docx)$/i; // the server finds their text
+const PLURALS = { image: "images", audio: "audio" };
 
 export class Attachments {
-  /** `blind()` returns the name of the chosen model if it is known to see no images; `failed(error)` says why not. */
-  constructor(element, blind, failed) {
+  /** `unable(kind)` returns the name of the chosen model if it is known not to read "image" or "audio"; `failed(error)` says why not. */
+  constructor(element, unable, failed) {
     this.element = element;
-    this.blind = blind;
+    this.unable = unable;
     this.failed = failed;
     this.items = [];
     this.input = h("input", { type: "file", multiple: true, hidden: true, change: () => this.add([...this.input.files]) });
@@ -41,9 +44,9 @@ export class Attachments {
   show() {
     const chip = (item) =>
       h("li", {}, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.note ? `, ${item.note}` : ""} `, button("×", () => this.remove(item), { "aria-label": `Remove ${clean(item.name)}` }));
-    const blind = this.items.some((item) => item.data) && this.blind();
-    const told = blind && h("li", { class: "hint" }, `${clean(blind)} can't see images: it gets a line of text instead`);
-    this.element.replaceChildren(...this.items.map(chip), ...(told ? [told] : []));
+    const kinds = Object.keys(PLURALS).filter((kind) => this.items.some((item) => item.kind === kind) && this.unable(kind));
+    const told = kinds.map((kind) => h("li", { class: "hint" }, `${clean(this.unable(kind))} can't read ${PLURALS[kind]}: it gets a line of text instead`));
+    this.element.replaceChildren(...this.items.map(chip), ...told);
   }
 
   remove(item) {
@@ -59,20 +62,27 @@ export class Attachments {
   /** Return the fields of a question. */
   get fields() {
     const of = (key) => this.items.filter((item) => item[key] !== undefined).map((item) => ({ name: item.name, [key]: item[key] }));
-    return { files: of("text"), images: of("data") };
+    return { files: of("text"), media: of("data") };
   }
 }
 
 async function read(file, others) {
   const refuse = (why) => new Error(`${file.name} can't be attached: ${why}.`);
+  const media = async (kind) => {
+    const total = others.reduce((sum, item) => sum + (item.data ? item.n_bytes : 0), file.size);
+    if (total > MOST_MEDIA) throw refuse(`all images and audio together may have ${number(MOST_MEDIA)} bytes`);
+    return { kind, data: await base64(file) };
+  };
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
     if (!IMAGES.includes(file.type)) throw refuse("only PNG, JPEG, GIF, BMP and WebP images can");
-    const total = others.reduce((sum, item) => sum + (item.data ? item.n_bytes : 0), file.size);
-    if (total > MOST_IMAGES) throw refuse(`all images together may have ${number(MOST_IMAGES)} bytes`);
-    return { data: await base64(file) };
+    return media("image");
+  }
+  if (AUDIO.test(file.name)) return media("audio");
+  if (file.type.startsWith("audio/") || OTHER_AUDIO.test(file.name)) {
+    throw refuse(`only WAV, MP3 and FLAC audio can; "ffmpeg -i FILE -ac 1 -ar 16000 FILE.flac" converts it`);
   }
   if (DOCUMENT.test(file.name)) {
-    if (file.size > MOST_IMAGES) throw refuse(`it is larger than ${number(MOST_IMAGES)} bytes`);
+    if (file.size > MOST_MEDIA) throw refuse(`it is larger than ${number(MOST_MEDIA)} bytes`);
     const { text, note } = await post("/ui/documents", { name: file.name, data: await base64(file) });
     return { text, note };
   }

@@ -24,9 +24,9 @@ const WAIT = 150; // ms between two looks for the saved answer
 const MORE = " more"; // no model's name
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, sees: false, models: [] };
+const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
 const field = byId("question");
-const attached = new Attachments(byId("attached"), () => (state.model === byId("model").value && !state.sees ? state.model : null), complain);
+const attached = new Attachments(byId("attached"), (kind) => (state.model === byId("model").value && !state.modalities.includes(kind) ? state.model : null), complain);
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
 const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
 
@@ -467,7 +467,7 @@ async function load() {
   try {
     const loaded = await post("/ui/load", { model: name });
     settings.showModel(loaded);
-    Object.assign(state, { model: name, sees: loaded.sees });
+    Object.assign(state, { model: name, modalities: loaded.modalities });
     attached.show();
   } finally {
     clearInterval(clock);

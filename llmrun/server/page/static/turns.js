@@ -76,7 +76,7 @@ export function questionElement(entry, { edit, go, answer }) {
       text,
       ...(entry.files ? [h("details", { class: "hint" }, h("summary", {}, "Text files"), h("pre", { class: "plain" }, clean(entry.files)))] : []),
       ...(entry.passages.length ? [passagesElement(entry)] : []),
-      ...entry.images.map((name) => h("p", { class: "hint" }, `Image: ${clean(name)}`)),
+      ...entry.media.map((name) => h("p", { class: "hint" }, `Attached: ${clean(name)}`)),
       h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), button("Edit", open, { class: "change" }), alternatives(entry, go)),
     );
   const open = () => {

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.prompt.images import image_bytes, with_omitted_images, with_placeholders
+from llmrun.engine.prompt.media import checked_file, with_placeholders, without_unreadable
 from llmrun.errors import UsageError
-from llmrun.protocol.messages import Image, Message
+from llmrun.protocol.media import MODALITIES, Media
+from llmrun.protocol.messages import Message
 
-WEBP = Image(base64.b64encode(b"RIFF\x10\0\0\0WEBPVP8 and more").decode(), "a.webp")
-PNG = Image(base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)).decode(), "a.png")
+WEBP = Media(base64.b64encode(b"RIFF\x10\0\0\0WEBPVP8 and more").decode(), "a.webp")
+PNG = Media(base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8) + struct.pack(">II", 3, 2)).decode(), "a.png")
 
 
 class _Opened:
@@ -60,47 +61,47 @@ def install(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None) -> None:
 
 
 def test_images_stand_where_they_were_put_in_any_text() -> None:
-    first, second, third = (Image("x", str(at), at) for at in (1, 5, 99))
-    messages = [Message("user", "\0cats\0", pictures=(first, second, third)), Message("user", "?", pictures=(first,))]
+    first, second, third = (Media("x", str(at), at) for at in (1, 5, 99))
+    messages = [Message("user", "\0cats\0", media=(first, second, third)), Message("user", "?", media=(first,))]
     [said, more], images = with_placeholders(messages)
     a, b, c, d = images
     assert (said.content, more.content) == (f"\0{a}cats{b}\0{c}", f"?{d}")
     assert [*images.values()] == [first, second, third, first]
-    assert not said.pictures
+    assert not said.media
 
 
 def test_pillow_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, _Opened(3, 2))
-    assert image_bytes(WEBP) == (base64.b64decode(PNG.data), 3, 2)
+    assert checked_file(WEBP) == ("image", base64.b64decode(PNG.data), 3, 2)
 
 
 @pytest.mark.parametrize(("opened", "words"), [(_Opened(99_999, 99_999), "too large"), (None, "cannot identify")])
 def test_pillow_refuses_it(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None, words: str) -> None:
     install(monkeypatch, opened)
     with pytest.raises(UsageError, match=words):
-        image_bytes(WEBP)
+        checked_file(WEBP)
 
 
 @pytest.mark.parametrize("data", ["#", PNG.data + "ÄÖÜß"])
 def test_other_characters_than_those_of_base64_are_refused(data: str) -> None:
     with pytest.raises(UsageError, match="not base64"):
-        image_bytes(Image(data, "a.png"))
+        checked_file(Media(data, "a.png"))
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(UsageError, match="Pillow is not installed") as raised:
-        image_bytes(WEBP)
+        checked_file(WEBP)
     assert "pip install" in raised.value.hint
 
 
 def test_in_a_result_it_is_a_line_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    question, result = Message("user", "u", pictures=(WEBP,)), Message("tool", "seen", pictures=(WEBP, PNG))
-    assert with_omitted_images([question, result], sees=True) == [
+    question, result = Message("user", "u", media=(WEBP,)), Message("tool", "seen", media=(WEBP, PNG))
+    assert without_unreadable([question, result], MODALITIES) == [
         question,
-        Message("tool", "seen\n[image omitted: it is WebP, and Pillow is not installed]", pictures=(PNG,)),
+        Message("tool", "seen\n[image omitted: it is WebP, and Pillow is not installed]", media=(PNG,)),
     ]
-    (blind,) = with_omitted_images([result], sees=False)
+    (blind,) = without_unreadable([result], frozenset())
     assert blind.content.count("[image omitted: this model has no vision]") == 2
-    assert not blind.pictures
+    assert not blind.media
