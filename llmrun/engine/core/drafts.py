@@ -46,6 +46,8 @@ class Drafting:
     Args:
         drafter: new; it gets the prompt here.
         model: new; drafts when its expected gain is larger than the drafter's.
+        repeats: the answer has to be the same again for the same request, so it has no drafts from other requests:
+            steps of other widths round in another way.
 
     Attributes:
         source, probabilities: of what take() has returned; no probabilities if it is from the text.
@@ -57,8 +59,10 @@ class Drafting:
         drafter: Drafter,
         prompt: Sequence[int],
         model: ModelDrafter | HeadDrafter | None = None,
+        *,
+        repeats: bool = False,
     ) -> None:
-        self.model, self.speculation = model, speculation
+        self.model, self.speculation, self._repeats = model, speculation, repeats
         self.source: DraftSource = "prompt"
         self.probabilities: Sequence[float] = ()
         self._n_prompt = len(prompt)
@@ -78,6 +82,11 @@ class Drafting:
         self._rest, self._rests_until = _REST, 0  # the next rest, and the length with which the last one ends
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
+    def follow(self, earlier: SuffixAutomaton) -> None:
+        """Draft from other requests' texts, too, unless the answer has to be repeatable."""
+        if isinstance(self._drafter, SuffixAutomaton) and not self._repeats:
+            self._drafter.follow(earlier)
+
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
@@ -85,8 +94,12 @@ class Drafting:
         """
         self._catch_up(tokens)
         self._step, self._share = step, None
-        self._drafted, self._match = self._drafter.draft(self._gate.n_compared)
-        choice = self._gate.plan(self._drafted, self._match, step, limit)
+        n_compared = self._gate.n_compared
+        self._drafted, self._match = self._drafter.draft(n_compared)
+        other = self._drafter.draft_from_other(n_compared) if isinstance(self._drafter, SuffixAutomaton) else ([], 0)
+        choice = self._gate.plan(self._drafted, self._match, step, limit, *other)
+        if choice.is_other:
+            self._drafted, self._match = other[0], Gate.other(other[1])
         self._length = choice.length
         if self.model is not None:
             self.model.n_requested = self._model_request(self.model, limit, choice) if limit > 0 else None
@@ -186,6 +199,8 @@ class Drafting:
     @property
     def _text_source(self) -> DraftSource:
         """What a draft by the drafter is a copy of."""
+        if self._match < Gate.MODEL:
+            return "earlier"
         begin = self._drafter.draft_begin if isinstance(self._drafter, SuffixAutomaton) else 0
         return "prompt" if begin < self._n_prompt else "answer"
 

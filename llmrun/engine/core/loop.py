@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
+from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.earlier_texts import EarlierTexts
 from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
 from llmrun.engine.core.metrics import Metrics, PrefillRate
 from llmrun.engine.core.mtp_model import HeadModel
@@ -84,6 +86,7 @@ class Engine:
         self._suspects: list[Sequence] = []  # of a batch that failed: each runs alone, to find the one that fails
         self._admission_paused = False  # the KV cache was full; resume when a sequence finishes
         self._has_cancelled = False
+        self._earlier = EarlierTexts()
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch
         self._is_ahead = False  # the device may still compute the last batch, and ...
@@ -146,6 +149,8 @@ class Engine:
             self._drafts = self._drafts_requested = True
             if extras.drafting.model is not None and isinstance(self._draft_model, HeadModel):
                 self._draft_model.switch_on()
+            if isinstance(extras.drafting, Drafting):
+                extras.drafting.follow(self._earlier.of(extras.salt))
         prepared, text = extras.preparation, TextStream(limits.stop, limits.ban)
         metrics = Metrics(prepared.arrived, sum(prepared[1:])) if prepared is not None else Metrics(self._clock())
         number = next(self._numbers)
@@ -504,6 +509,8 @@ class Engine:
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
         if sequence.extras.probe is not None:
             rest.append(StepsMeasured(sequence.request, sequence.extras.probe.times()))
+        if isinstance(sequence.extras.drafting, Drafting):
+            self._earlier.add(sequence.extras.salt, sequence.tokens, sequence.n_reused)
         finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
         if sequence.extras.turn is not None and reason == "stop" and not sequence.text.stopped_by:
             sequence.extras.turn.finish(finished, sequence.tokens)
