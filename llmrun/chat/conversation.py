@@ -36,8 +36,7 @@ from llmrun.chat.truncation import (
     truncation_line,
 )
 from llmrun.errors import ContextOverflowError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
-from llmrun.model.chat_model import ChatModel
-from llmrun.model.n_answers import with_seeds
+from llmrun.model.chat_model import ChatModel, with_seeds
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import (
     AnswerRequest,

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 from llmrun.errors import UsageError, require_within
-from llmrun.model.chat_model import ChatModel
-from llmrun.model.n_answers import seeds_for, with_seeds
+from llmrun.model.chat_model import ChatModel, seeds_for, with_seeds
+from llmrun.protocol.answer import logprob_entries
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.codec import as_dict
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, MediaAccepted, Started, Stats, TextDelta
 from llmrun.protocol.sizes import readable_size
 from llmrun.reply import Reply

@@ -23,9 +23,8 @@ from llmrun.cli.options import check_output_file, read_think
 from llmrun.cli.sampling import read_value, sampling_rows, shown_value
 from llmrun.cli.talk import way_back
 from llmrun.errors import UsageError, did_you_mean, require_within
-from llmrun.model.chat_model import loaded_locally
+from llmrun.model.chat_model import loaded_locally, seeds_for
 from llmrun.model.loading import A_CHAT
-from llmrun.model.n_answers import seeds_for
 from llmrun.models.location import require_modalities
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
 from llmrun.protocol.jobs.beams import MOST_BEAMS, BeamSettings, BeamsFound

@@ -1,4 +1,4 @@
-"""One answer as typed parts: text, reasoning and tool calls. The engine splits it once; consumers accumulate the parts.
+"""One answer as typed parts: text, reasoning and calls. The engine splits it once, ResponseAccumulator joins it again.
 
 Pure; must not know templates, tokens, or how parts are shown.
 """
@@ -6,7 +6,7 @@ Pure; must not know templates, tokens, or how parts are shown.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.messages import (
     AnswerPart,
@@ -247,3 +247,19 @@ def _tokens_of(text: str, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogpro
         excess -= len(tokens[start].bytes)
         start += 1
     return tokens[start:]
+
+
+def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Return one object for each token; what was drafted in its place is llmrun's own field."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.bytes),
+            "top_logprobs": [
+                {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top
+            ],
+            **({"draft": token.draft._asdict()} if token.draft is not None else {}),
+        }
+        for token in tokens
+    ]

@@ -30,7 +30,7 @@ from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Answer, Question
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import read_grammar
-from llmrun.model.n_answers import with_seeds
+from llmrun.model.chat_model import with_seeds
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Message, TextDelta, Tool
 from llmrun.remote.client import PATIENT
 from llmrun.remote.model import RemoteModel

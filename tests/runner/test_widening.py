@@ -13,7 +13,7 @@ from support.tiny_models import ARCHITECTURES, N_LAYERS, WINDOW
 import llmrun
 from llmrun.errors import BadModelError
 from llmrun.model import Model
-from llmrun.model.n_answers import with_seeds
+from llmrun.model.chat_model import with_seeds
 from llmrun.protocol.messages import AnswerRequest, Finished, Started
 from llmrun.protocol.params import Limits
 

@@ -29,8 +29,9 @@ from llmrun.chat.truncation import (
     turns_of,
 )
 from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.protocol.answer import logprob_entries
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS

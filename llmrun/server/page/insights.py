@@ -20,9 +20,9 @@ from starlette.routing import Route
 from llmrun.errors import CancelledError, UsageError
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
+from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
 from llmrun.protocol.jobs.text import TokenizeText
-from llmrun.protocol.logprobs import logprob_entries
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams
 from llmrun.protocol.questions import (

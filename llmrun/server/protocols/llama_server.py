@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS, logprob_entries
+from llmrun.protocol.answer import logprob_entries
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Stats
 from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import ContextOverflowError, LlmrunError
-from llmrun.protocol.answer import ResponseAccumulator
-from llmrun.protocol.logprobs import logprob_entries
+from llmrun.protocol.answer import ResponseAccumulator, logprob_entries
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event

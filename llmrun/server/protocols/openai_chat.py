@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.answer import ResponseAccumulator
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, TokenLogprob, Tool, ToolCall
 from llmrun.server.answer import PLACE, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, ToolCall
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.fields import Fields, as_json

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.errors import UsageError
-from llmrun.protocol.logprobs import MOST_TOP_LOGPROBS
+from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
 from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields

@@ -132,8 +132,8 @@ class Output:
 
     def event_json(self, event: Event) -> None:
         """Print an event on stdout as one line of JSON: {"event": its name, its fields ...}."""
+        from llmrun.protocol.answer import logprob_entries
         from llmrun.protocol.codec import as_dict
-        from llmrun.protocol.logprobs import logprob_entries
         from llmrun.protocol.messages import TextDelta
 
         facts = {"event": type(event).__name__, **as_dict(event)}
