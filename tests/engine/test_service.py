@@ -498,7 +498,7 @@ def test_a_state_is_of_use_only_to_what_it_depends_on(
     monkeypatch.chdir(tmp_path)
 
     def store(load: Load, others: dict[str, Any]) -> KVStore:
-        monkeypatch.setattr("llmrun.engine.llama.library.build", lambda: others.get("build", "one"))
+        monkeypatch.setattr("llmrun.engine.loaded.build", lambda: others.get("build", "one"))
         for name in ("model.gguf", "adapter.gguf"):
             Path(name).write_bytes(others.get(name, b"GGUF"))
         identities = {name: file_identity(Path(name)) for name in ("model.gguf", "adapter.gguf")}
