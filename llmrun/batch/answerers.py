@@ -38,7 +38,7 @@ class LocalEngine:
     """A RowAnswerer with a local model.
 
     Args:
-        prepared: plans the load of the model, as model.prepare().
+        prepared: plans the load of the model, as model.loading.prepare().
         parallel: number of parallel rows; None: as many as fit.
     """
 
@@ -55,7 +55,7 @@ class LocalEngine:
     def find(self, need: RowRequirements) -> EngineDescription:
         self.model = model = model_for(self._prepared, self._preferences, need, self._parallel)
         refuse_answers(model.header)
-        adapters = [(each.name, each.scale) for each in self._adapters]
+        adapters = [(adapter.name, adapter.scale) for adapter in self._adapters]
         return EngineDescription(
             model.spec.name,
             f"{model.path.name} {model.path.stat().st_size} {adapters}",
@@ -141,12 +141,12 @@ class RemoteEngine:
                 n_failures = 0 if n_done else n_failures + 1
                 if lost and n_failures >= _TRIES:
                     raise lost[0].error or UnavailableError(f"{self._server.host} does not answer")
-                losses.update(each.todo.row.number for each in lost if n_done)
-                for each in reversed(lost):
-                    if losses[each.todo.row.number] >= _TRIES:  # the row is the cause
-                        sink.put(row_done(each.todo, each.received, each.error))
+                losses.update(lost_row.todo.row.number for lost_row in lost if n_done)
+                for lost_row in reversed(lost):
+                    if losses[lost_row.todo.row.number] >= _TRIES:  # the row is the cause
+                        sink.put(row_done(lost_row.todo, lost_row.received, lost_row.error))
                     else:
-                        waiting.appendleft(each.todo)
+                        waiting.appendleft(lost_row.todo)
                 if lost:
                     seconds = self._patience.backoff_seconds * 2**n_failures
                     sink.note(f"{lost[0].error}; retrying in {seconds:g} seconds")

@@ -1,8 +1,7 @@
 """The nodes of a Ray cluster, each with an engine that answers pieces of a batch.
 
-Owns all calls of Ray; must not know models or the file of answers. Ray places actors, restarts dead ones, and reports
-lost nodes. A node returns a whole piece or nothing, and a piece without answers goes to another node: each row is
-answered once.
+Ray places actors, restarts dead ones, and reports lost nodes. A node returns a whole piece or nothing, and a piece
+without answers goes to another node: each row is answered once.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ class Cluster:
     def _distribute(self, waiting: deque[PendingRow]) -> None:
         """Give pieces to the nodes with room, in turns."""
         while waiting and (ready := [node for node in self._nodes if node.piece_size()]):
-            node = min(ready, key=lambda each: each.n_rows)
+            node = min(ready, key=lambda candidate: candidate.n_rows)
             piece = tuple(waiting.popleft() for _ in range(min(node.piece_size(), len(waiting))))
             self._call(node, "answer", piece)
             node.n_rows += len(piece)
@@ -212,15 +211,15 @@ class Cluster:
         """Add a node that found its model; return whether it has the same version and model as the others."""
         if not isinstance(result, NodeReport):
             return False
-        version, found = result
+        version, engine = result
         if version != llmrun.__version__:
             self._leave_out(node, UsageError(f"a node has llmrun {version}, not {llmrun.__version__}"))
-        elif self._found is not None and found.model != self._found.model:
-            why = f"{found.model}, not {self._found.model}: name one with owner/repo:quant"
+        elif self._found is not None and engine.model != self._found.model:
+            why = f"{engine.model}, not {self._found.model}: name one with owner/repo:quant"
             self._leave_out(node, UsageError("a node has another file of the model", why=why))
         else:
-            node.found = found
-            self._found = self._found or found
+            node.found = engine
+            self._found = self._found or engine
             self._nodes.append(node)
         return not node.is_out
 

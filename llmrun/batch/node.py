@@ -1,7 +1,7 @@
 """One node of a Ray cluster: locates or downloads the model, plans its load, and answers pieces with an engine.
 
-Runs on the node, in Ray's process; must not know Ray or other nodes. Ray may restart it at any time, so that all state
-is with the driver.
+Runs on the node, in Ray's process, without calls of Ray. Ray may restart it at any time, so that all state is with the
+driver.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class NodeEngine:
         assert self._runner is not None
         waiting, new = self._outbox.register(piece)
         self._runner.add(new)
-        return ChunkResult(tuple(each.result() for each in waiting), self._outbox.take_deaths())
+        return ChunkResult(tuple(waiting_call.result() for waiting_call in waiting), self._outbox.take_deaths())
 
     def _run(self, runner: BatchRun) -> None:
         try:

@@ -1,7 +1,4 @@
-"""The plan of a batch: the remaining rows, their order, and the number of parallel rows.
-
-Must not know terminals or engines.
-"""
+"""The plan of a batch: the remaining rows, their order, and the number of parallel rows."""
 
 from __future__ import annotations
 
@@ -108,23 +105,23 @@ def plan_batch(
     for row, error in broken:
         if row.number in done and not done[row.number].failed:
             raise _another_batch(f"row {row.number} has an answer, but is invalid: {error}")
-    found = answering.find(_requirements(request for number, (_, request) in requests.items() if number not in done))
-    recipe, notes = replace(recipe, model=found.model), found.notes
-    if not recipe.raw and not recipe.asked.template and not found.has_template:
+    engine = answering.find(_requirements(request for number, (_, request) in requests.items() if number not in done))
+    recipe, notes = replace(recipe, model=engine.model), engine.notes
+    if not recipe.raw and not recipe.asked.template and not engine.has_template:
         recipe = replace(recipe, raw=True)
         requests, broken = _read(rows, recipe)
-        notes = (f"{found.name} has no chat template: texts are continued (set one with --template)", *notes)
+        notes = (f"{engine.name} has no chat template: texts are continued (set one with --template)", *notes)
     todo = _remaining(requests, broken, recipe, done)
-    texts = {number: text_of(each.completion) for number, each in todo.items()}
+    texts = {number: text_of(pending.completion) for number, pending in todo.items()}
     order = in_order(texts)
     pairs = ((texts[before], texts[number]) for before, number in pairwise(order))
     shared = sum(len(commonprefix(pair)) for pair in pairs)  # noqa: RUF071  # of texts, not of paths
     return BatchPlan(
         tuple(todo[number] for number in order),
         tuple((row, error) for row, error in broken if row.number not in done),
-        sum(_prompt_tokens(each.completion) for each in todo.values()),
+        sum(_prompt_tokens(pending.completion) for pending in todo.values()),
         shared // _BYTES_PER_TOKEN + (_TEMPLATE_TOKENS - _TEMPLATE_TAIL) * max(len(order) - 1, 0),
-        found.parallel,
+        engine.parallel,
         notes,
     )
 
@@ -169,7 +166,10 @@ def _prompt_tokens(completion: CompletionRequest) -> int:
 
 
 def _requirements(completions: Iterable[CompletionRequest]) -> RowRequirements:
-    lengths = sorted(_prompt_tokens(each) + (each.request.limits.max_tokens or _ANSWER_TOKENS) for each in completions)
+    lengths = sorted(
+        _prompt_tokens(completion) + (completion.request.limits.max_tokens or _ANSWER_TOKENS)
+        for completion in completions
+    )
     return RowRequirements(len(lengths), lengths[len(lengths) * 9 // 10] if lengths else 0)
 
 
@@ -182,7 +182,7 @@ def model_for(
     """Return the model, planned for as many rows of usual length as the KV cache holds.
 
     Args:
-        prepared: plans the load of the model, as model.prepare().
+        prepared: plans the load of the model, as model.loading.prepare().
         parallel: number of parallel rows; None: as many as fit.
 
     Raises:

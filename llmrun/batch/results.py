@@ -133,9 +133,9 @@ class ResultFile:
             try:
                 if self._reading is None:
                     self._lock(descriptor)
-                found = os.fstat(descriptor)
-                is_same = self._reading is None or os.path.samestat(found, os.fstat(self._reading))
-                if not is_same or found.st_size != self._size:
+                status = os.fstat(descriptor)
+                is_same = self._reading is None or os.path.samestat(status, os.fstat(self._reading))
+                if not is_same or status.st_size != self._size:
                     raise UsageError(f"another program changed {str(self._path)!r}", hint="run the same command again")
                 os.ftruncate(descriptor, self._end)
                 os.lseek(descriptor, self._end, os.SEEK_SET)
@@ -218,9 +218,9 @@ class ResultFile:
 
 def _parsed(line: bytes) -> tuple[int, WrittenRow]:
     """Parse a line. Raise ValueError for a line of another file."""
-    found = load_json(line)
+    parsed = load_json(line)
     try:
-        row, key, error = found["row"], found["key"], found["error"]
+        row, key, error = parsed["row"], parsed["key"], parsed["error"]
     except (TypeError, KeyError):
         raise ValueError("not a line of answers") from None
     if type(row) is not int or not isinstance(key, str):
@@ -241,10 +241,10 @@ def _require_beginning(line: bytes, *, follows: bool) -> None:
     try:
         load_json(line)
     except ValueError:
-        found = re.fullmatch(re.escape(_BEGINNING) + rb"\d+(.*)", line, re.DOTALL)
+        match = re.fullmatch(re.escape(_BEGINNING) + rb"\d+(.*)", line, re.DOTALL)
         is_ours = (
-            any(name.startswith(found[1]) or found[1].startswith(name) for name in _SECOND_NAMES)
-            if found
+            any(name.startswith(match[1]) or match[1].startswith(name) for name in _SECOND_NAMES)
+            if match
             else _BEGINNING.startswith(line) and (follows or bool(line))
         )
         if not is_ours:
@@ -316,7 +316,7 @@ def write_table(files: OutputFiles, source: Path, rows: Sequence[Row]) -> None:
     answers = _read_answers(files.lines)
     columns = list(dict.fromkeys(name for row in rows for name in row.columns))
     names = [
-        name for name in _ANSWER_COLUMNS if name not in _OPTIONAL or any(name in each for each in answers.values())
+        name for name in _ANSWER_COLUMNS if name not in _OPTIONAL or any(name in answer for answer in answers.values())
     ]
     cells = {name: [_answer_cell(name, answers[row.number].get(name)) for row in rows] for name in names}
     added = {_RENAMED.format(name) if name in columns else name: values for name, values in cells.items()}
@@ -330,7 +330,7 @@ def write_table(files: OutputFiles, source: Path, rows: Sequence[Row]) -> None:
 def _read_answers(lines: Path) -> dict[int, Mapping[str, Any]]:
     """Return the results by number of the row."""
     with lines.open("rb") as file:
-        return {found["row"]: found for found in map(load_json, file)}
+        return {answer["row"]: answer for answer in map(load_json, file)}
 
 
 def _answer_cell(name: str, value: Any) -> Any:
@@ -362,8 +362,8 @@ def _write_text(
         table = csv.writer(file, delimiter=delimiter, lineterminator="\n")
         table.writerow([*columns, *added])
         for index, row in enumerate(rows):
-            own = (_text(row.columns.get(name)) for name in columns)
-            table.writerow([*own, *(_text(values[index]) for values in added.values())])
+            cells = (_text(row.columns.get(name)) for name in columns)
+            table.writerow([*cells, *(_text(values[index]) for values in added.values())])
 
 
 def _write_parquet(
@@ -377,8 +377,8 @@ def _write_parquet(
         if table.num_rows != len(rows):
             raise UsageError(f"{str(source)!r} changed while its rows were answered", hint="run the same command again")
     else:
-        own = {name: _column([row.columns.get(name) for row in rows]) for name in columns}
-        table = pyarrow.table(own)
+        cells = {name: _column([row.columns.get(name) for row in rows]) for name in columns}
+        table = pyarrow.table(cells)
     kinds = {name: pyarrow.int64() if name.endswith("_tokens") else pyarrow.string() for name in added}
     for name, values in added.items():
         table = table.append_column(name, pyarrow.array(values, kinds[name]))

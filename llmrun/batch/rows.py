@@ -119,14 +119,14 @@ def _text_row(number: int, line: str) -> Row:
 
 def _json_row(number: int, line: str) -> Row:
     try:
-        found = load_json(line)
+        parsed = load_json(line)
     except ValueError as error:
         return Row(number, {}, UsageError("the line is not JSON", why=str(error)))
-    if isinstance(found, str):
-        return Row(number, {"prompt": found})
-    if not isinstance(found, dict):
+    if isinstance(parsed, str):
+        return Row(number, {"prompt": parsed})
+    if not isinstance(parsed, dict):
         return Row(number, {}, UsageError("the line is neither an object nor a text"))
-    return Row(number, found)
+    return Row(number, parsed)
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -185,15 +185,15 @@ class RowTemplate:
         if not isinstance(body, Mapping):
             raise UsageError("the row's body is not an object")
         if row.url or "messages" in body:
-            found = protocol_of(row).read(body)
-            if found.n_choices != 1:
+            completion = protocol_of(row).read(body)
+            if completion.n_choices != 1:
                 raise UsageError(
-                    f"the row asks for {found.n_choices} answers", why="a row has one", hint="give several rows"
+                    f"the row asks for {completion.n_choices} answers", why="a row has one", hint="give several rows"
                 )
         else:
-            found = CompletionRequest("", self._prompt(row.columns), {})
-        return found._replace(
-            request=_with_defaults(found.request, self.asked), sampling={**self.sampling, **found.sampling}
+            completion = CompletionRequest("", self._prompt(row.columns), {})
+        return completion._replace(
+            request=_with_defaults(completion.request, self.asked), sampling={**self.sampling, **completion.sampling}
         )
 
     def _prompt(self, columns: Mapping[str, Any]) -> AnswerRequest:
@@ -295,7 +295,7 @@ def in_order(texts: Mapping[int, str]) -> list[int]:
     """
     groups: list[list[int]] = []
     before = ""
-    for number in sorted(texts, key=lambda each: (texts[each], each)):
+    for number in sorted(texts, key=lambda row: (texts[row], row)):
         text = texts[number]
         if not groups or text[:_SHARED] != before[:_SHARED]:
             groups.append([])
@@ -340,12 +340,12 @@ def result_of(row: Row, answer: ResponseAccumulator, error: LlmrunError | None, 
             "response": answered,
             "error": failed,
         }
-    own = {name: row.columns[name] for name in ("id", "custom_id") if name in row.columns}
+    ids = {name: row.columns[name] for name in ("id", "custom_id") if name in row.columns}
     if error is not None:
-        return {**own, "answer": None, "error": {"code": error.code, "message": str(error), "hint": error.hint}}
+        return {**ids, "answer": None, "error": {"code": error.code, "message": str(error), "hint": error.hint}}
     thoughts = {"thoughts": answer.reasoning} if answer.reasoning else {}
     return {
-        **own,
+        **ids,
         "answer": answer.text,
         **thoughts,
         "finish_reason": finish_reason(answer),

@@ -82,11 +82,11 @@ class BenchGrid:
             raise UsageError(
                 f"these lists make {count:,} tests", why=f"the limit is {_MOST_CASES:,}", hint="give shorter lists"
             )
-        found: list[Case] = []
+        cases: list[Case] = []
         for *values, depth in itertools.product(*lists):
             settings = bench_settings(**dict(zip(names, values, strict=True)))
-            found += (Case(settings, test) for test in self.tests(depth))
-        return tuple(dict.fromkeys(found))
+            cases += (Case(settings, test) for test in self.tests(depth))
+        return tuple(dict.fromkeys(cases))
 
 
 def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, 
     Raises:
         UsageError: a text is invalid, or a range is endless or too long.
     """
-    found: list[int] = []
+    values: list[int] = []
     for part in (part for text in texts for part in text.split(",")):
         match = _RANGE.fullmatch(part.strip())
         if match is None:
@@ -108,11 +108,11 @@ def numbers(texts: Sequence[str], option: str, *, least: int = 0) -> tuple[int, 
                 why="must be a whole number, a list or a range",
                 hint=f"{option} 512, or 128,512, or 128-1024+128, or 128-1024*2",
             )
-        found += _range(match, option)
-    for value in found:
+        values += _range(match, option)
+    for value in values:
         if value < least:
             raise UsageError(f"invalid {option} {value}", why=f"must be at least {least}")
-    return tuple(found)
+    return tuple(values)
 
 
 def _range(match: re.Match[str], option: str) -> list[int]:
@@ -120,16 +120,16 @@ def _range(match: re.Match[str], option: str) -> list[int]:
     step = int(match[4] or 1)
     if last < first or (match[3] == "*" and (step < 2 or first < 1)) or step < 1:
         raise UsageError(f"invalid {option} {match[0]}", why="the range has no end, or ends before it begins")
-    found = [first]
-    while (following := found[-1] * step if match[3] == "*" else found[-1] + step) <= last:
-        if len(found) == _MOST_VALUES:
+    values = [first]
+    while (following := values[-1] * step if match[3] == "*" else values[-1] + step) <= last:
+        if len(values) == _MOST_VALUES:
             raise UsageError(
                 f"{option} {match[0]} is too long",
                 why=f"the limit is {_MOST_VALUES:,} values",
                 hint=f"a larger step: {option} {first}-{last}+{max(1, (last - first) // 8)}",
             )
-        found.append(following)
-    return found
+        values.append(following)
+    return values
 
 
 def setting_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
@@ -149,12 +149,12 @@ def setting_values(name: str, texts: Sequence[str]) -> tuple[Any, ...]:
     if setting.bounds is None:
         known = _FLASH_ATTENTION if name == "flash_attention" else {word: word for word in setting.choices}
         return words(texts, setting.short, known)
-    found = numbers(texts, setting.short, least=setting.bounds[0])
+    parsed = numbers(texts, setting.short, least=setting.bounds[0])
     if name != "cpu_experts":
-        return found
-    for layers in found:
+        return parsed
+    for layers in parsed:
         check_setting(name, layers, setting.short)
-    return tuple(tuple(range(layers)) for layers in found)
+    return tuple(tuple(range(layers)) for layers in parsed)
 
 
 def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:
@@ -163,7 +163,7 @@ def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:
     Raises:
         UsageError: a text is not a pair.
     """
-    found = []
+    parsed = []
     for text in texts:
         match = _PAIR.fullmatch(text.replace(" ", ""))
         if match is None:
@@ -172,25 +172,25 @@ def pairs(texts: Sequence[str], option: str) -> tuple[tuple[int, int], ...]:
                 why="must be two numbers, the tokens of the prompt and of the answer",
                 hint=f"{option} 512,128",
             )
-        found.append((int(match[1]), int(match[2])))
-    return tuple(found)
+        parsed.append((int(match[1]), int(match[2])))
+    return tuple(parsed)
 
 
-def words(texts: Sequence[str], option: str, known: Mapping[str, Value]) -> tuple[Value, ...]:
+def words(texts: Sequence[str], option: str, values_by_word: Mapping[str, Value]) -> tuple[Value, ...]:
     """Parse lists of words, e.g. ("f16,q8_0",).
 
     Args:
-        known: word -> value.
+        values_by_word: word -> value.
 
     Raises:
         UsageError: a word is unknown.
     """
-    found = []
+    values = []
     for word in (part.strip() for text in texts for part in text.lower().split(",")):
-        if word not in known:
-            raise UsageError(f"invalid {option} {word}", why=f"must be one of {', '.join(known)}")
-        found.append(known[word])
-    return tuple(dict.fromkeys(found))
+        if word not in values_by_word:
+            raise UsageError(f"invalid {option} {word}", why=f"must be one of {', '.join(values_by_word)}")
+        values.append(values_by_word[word])
+    return tuple(dict.fromkeys(values))
 
 
 # ---- the check before a run

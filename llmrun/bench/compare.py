@@ -122,7 +122,7 @@ class Comparison:
             "a": self.a,
             "b": self.b,
             "rows": [_pair_json(pair) for pair in self.pairs],
-            "machines": [as_dict(each) for each in self.machines],
+            "machines": [as_dict(difference) for difference in self.machines],
             "only_a": [_name(row) for row in self.only_a],
             "only_b": [_name(row) for row in self.only_b],
         }
@@ -171,7 +171,7 @@ def compare_results(a: ComparedSide, b: ComparedSide) -> Comparison:
 
 def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
     """Return the differences of two machines, in the facts known of both."""
-    found = []
+    differences = []
     for name, words in _MACHINE.items():
         left, right = getattr(a, name), getattr(b, name)
         if name == "threads" and not (a.cores and b.cores):
@@ -186,8 +186,8 @@ def machine_differences(a: Machine, b: Machine) -> tuple[Difference, ...]:
             left, right = readable_size(left), readable_size(right)
         elif name == "cpu_flags":
             left, right = sorted(set(left) - set(right)), sorted(set(right) - set(left))
-        found.append(Difference(words, _words(left), _words(right)))
-    return tuple(each for each in found if each.a != each.b)
+        differences.append(Difference(words, _words(left), _words(right)))
+    return tuple(difference for difference in differences if difference.a != difference.b)
 
 
 def same_build(a: str, b: str) -> bool:
@@ -204,13 +204,13 @@ _ALL, _BUT_PROGRAM, _MODEL_AND_TEST, _TEST = slice(None), slice(-1), slice(2), s
 
 def _by_key(side: ComparedSide) -> dict[_Key, list[BenchRow]]:
     """Return model, test, settings and program -> rows of all runs, the newest first."""
-    found: dict[_Key, list[BenchRow]] = {}
+    rows_by_key: dict[_Key, list[BenchRow]] = {}
     for result in side.results:
         for row in result.rows:
             if row.samples_ts:
                 key = (_model(row), row.test, *_settings(row).items(), row.program)
-                found.setdefault(key, []).append(row)
-    return found
+                rows_by_key.setdefault(key, []).append(row)
+    return rows_by_key
 
 
 def _model(row: BenchRow) -> _Key:
@@ -322,6 +322,6 @@ def _pair_json(pair: Pair) -> dict[str, Any]:
         "b_ts": pair.b.avg_ts,
         **verdict,
         "runs": list(pair.runs),
-        "differences": [as_dict(each) for each in pair.differences],
+        "differences": [as_dict(difference) for difference in pair.differences],
         "notes": list(pair.notes),
     }

@@ -57,14 +57,14 @@ def find(name: str, environment: Mapping[str, str] = os.environ) -> LlamaBench:
     check_name(name)
     path = user_path(name)
     is_path = path.name != name
-    found = shutil.which(path if is_path else name, path=environment.get("PATH"))
-    if found is None:
+    executable = shutil.which(path if is_path else name, path=environment.get("PATH"))
+    if executable is None:
         raise UsageError(
             f"there is no {name}",
             why="no such program" if is_path else "it is not on the PATH",
             hint="give its path: --vs /path/to/llama-bench",
         )
-    return LlamaBench(found)
+    return LlamaBench(executable)
 
 
 def versus(
@@ -107,7 +107,7 @@ def merged(rows: Sequence[BenchRow]) -> BenchRow:
     samples = tuple(ns for row in rows for ns in row.samples_ns)
     peaks = [row.peak_bytes for row in rows if row.peak_bytes]
     # Warnings about a single sample mean nothing; each disturbance is listed once.
-    disturbances = {each.kind: each for row in rows for each in row.warnings if each.is_disturbance}
+    disturbances = {warning.kind: warning for row in rows for warning in row.warnings if warning.is_disturbance}
     row = replace(
         rows[0],
         samples_ns=samples,
@@ -118,9 +118,13 @@ def merged(rows: Sequence[BenchRow]) -> BenchRow:
     return replace(row, warnings=(*disturbances.values(), *sample_warnings(row.samples_ts)))
 
 
-def result_of(found: Sequence[ExternalComparison]) -> Result:
+def result_of(comparisons: Sequence[ExternalComparison]) -> Result:
     """Return a result with the rows of both sides in turns."""
-    rows = tuple(row for each in found for row in (each.ours, replace(each.theirs, machine=each.ours.machine)))
+    rows = tuple(
+        row
+        for comparison in comparisons
+        for row in (comparison.ours, replace(comparison.theirs, machine=comparison.ours.machine))
+    )
     machine = rows[0].machine if rows else None
     return Result(rows, machine) if machine else Result(rows)
 
@@ -207,7 +211,7 @@ def arguments(path: Path, case: Case) -> list[str]:
     """Return llama-bench's arguments for one repetition. Defaults are left out: older versions lack some options."""
     settings, test = case.settings, case.test
     both = test.n_prompt and test.n_gen
-    found = {
+    options = {
         "-m": str(path),
         "-p": "0" if both else str(test.n_prompt),
         "-n": "0" if both else str(test.n_gen),
@@ -220,18 +224,18 @@ def arguments(path: Path, case: Case) -> list[str]:
         "-o": "jsonl",
     }
     if both:
-        found["-pg"] = f"{test.n_prompt},{test.n_gen}"
+        options["-pg"] = f"{test.n_prompt},{test.n_gen}"
     if test.n_depth:
-        found["-d"] = str(test.n_depth)
+        options["-d"] = str(test.n_depth)
     if settings.gpu_layers >= 0:
-        found["-ngl"] = str(settings.gpu_layers)
+        options["-ngl"] = str(settings.gpu_layers)
     if settings.cpu_experts:
-        found["-ncmoe"] = str(len(settings.cpu_experts))
+        options["-ncmoe"] = str(len(settings.cpu_experts))
     for name in DEVICE_SETTINGS:
         if getattr(settings, name) != getattr(DEFAULTS, name):
-            found[SETTINGS[name].short] = str(getattr(settings, name))
+            options[SETTINGS[name].short] = str(getattr(settings, name))
     if settings.flash_attention != "auto":
-        found["-fa"] = "1" if settings.flash_attention == "on" else "0"
+        options["-fa"] = "1" if settings.flash_attention == "on" else "0"
     if not settings.repack:
-        found["--repack"] = "0"
-    return [part for pair in found.items() for part in pair]
+        options["--repack"] = "0"
+    return [part for pair in options.items() for part in pair]

@@ -169,8 +169,8 @@ def _cell(value: Any) -> Any:
 
 
 def _end(row: BenchRow, end: str) -> float | None:
-    found = significance.interval(row.samples_ts)
-    return getattr(found, end) if found else None
+    interval = significance.interval(row.samples_ts)
+    return getattr(interval, end) if interval else None
 
 
 def _one_line(text: str) -> str:
@@ -259,8 +259,8 @@ def _parameters(count: int) -> str:
 
 
 def _interval(row: BenchRow) -> str:
-    found = significance.interval(row.samples_ts)
-    return f"{found.low:.2f} - {found.high:.2f}" if found else ""
+    interval = significance.interval(row.samples_ts)
+    return f"{interval.low:.2f} - {interval.high:.2f}" if interval else ""
 
 
 def _note(row: BenchRow) -> str:

@@ -111,7 +111,7 @@ class History:
             for entry in entries
             if machine.lower() in {"", entry.machine.lower()}
             and version in {"", *entry.version.split(", ")}
-            and (not model or any(_is_model(each, model) for each in entry.models))
+            and (not model or any(_is_model(name, model) for name in entry.models))
         ]
 
     def find(self, which: str) -> HistoryEntry:
@@ -123,10 +123,10 @@ class History:
         entries = self.all()
         if which == LAST and entries:
             return next((entry for entry in entries if not entry.origin), entries[0])
-        found = next((entry for entry in entries if str(entry.number) == which), None)
-        if found is None:
+        chosen = next((entry for entry in entries if str(entry.number) == which), None)
+        if chosen is None:
             raise _no_such(which, entries)
-        return found
+        return chosen
 
     def select(self, which: str) -> list[HistoryEntry]:
         """Return entries by number, "last", or, the newest first, by machine, version, or model.
@@ -137,9 +137,9 @@ class History:
         entries = self.all()
         if which == LAST or which.isdecimal():
             return [self.find(which)]
-        for found in (self.all(machine=which), self.all(version=which), self.all(model=which)):
-            if which and found:
-                return found
+        for matching in (self.all(machine=which), self.all(version=which), self.all(model=which)):
+            if which and matching:
+                return matching
         raise _no_such(which, entries)
 
     def result(self, entry: HistoryEntry) -> Result:

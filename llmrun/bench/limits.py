@@ -65,12 +65,12 @@ class TokenCost:
 
     def phases(self, test: BenchTest, settings: EngineSettings) -> tuple[Phase, ...]:
         """Return the phases of a test."""
-        found = []
+        phases = []
         if test.n_prompt:
-            found.append(self._prompt(test, settings))
+            phases.append(self._prompt(test, settings))
         if test.n_gen:
-            found.append(self._answer(test, settings))
-        return tuple(found)
+            phases.append(self._answer(test, settings))
+        return tuple(phases)
 
     def _prompt(self, test: BenchTest, settings: EngineSettings) -> Phase:
         """Return the prompt's cost: a micro-batch reads weights and KV cache once; only the last token has logits."""
@@ -97,10 +97,10 @@ class TokenCost:
 
 def _products(weights: Mapping[str, float]) -> dict[str, float]:
     """Turn type -> weights into kind of product -> multiply-adds."""
-    found = {"int8": 0.0, "half": 0.0, "single": 0.0}
+    products = {"int8": 0.0, "half": 0.0, "single": 0.0}
     for kind, count in weights.items():
-        found["half" if kind in _HALF else "single" if kind in _SINGLE else "int8"] += count
-    return found
+        products["half" if kind in _HALF else "single" if kind in _SINGLE else "int8"] += count
+    return products
 
 
 def limit_of(parts: tuple[Phase, ...], machine: MeasuredLimits) -> Limit:
@@ -145,12 +145,12 @@ class MachineLimits:
         seen = self._seen.setdefault(command, [])
         if len(seen) < _ENOUGH:
             seen.append(self._measure(command))
-        products = [each for key, found in self._seen.items() if key.threads == threads for each in found]
+        products = [rates for key, measured in self._seen.items() if key.threads == threads for rates in measured]
         return MeasuredLimits(
-            max(each.read for each in seen),
-            max(each.int8 for each in products),
-            max(each.half for each in products),
-            max(each.single for each in products),
+            max(rates.read for rates in seen),
+            max(rates.int8 for rates in products),
+            max(rates.half for rates in products),
+            max(rates.single for rates in products),
         )
 
 

@@ -192,7 +192,7 @@ def measure(
                     watch.sample()
     except LlmrunError as stopped:  # Ctrl-C too
         error = stopped
-    rows = tuple(_row(case, found, request.tokens) for case, found in streams_of.items() if found)
+    rows = tuple(_row(case, streams, request.tokens) for case, streams in streams_of.items() if streams)
     disturbed = watch.warnings if request.load else ()  # load on this machine hardly affects a remote server
     return LoadOutcome(rows, disturbed, error)
 

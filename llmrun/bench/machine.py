@@ -122,20 +122,22 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
     Args:
         samples: rates, in the order measured.
     """
-    found = []
+    warnings = []
     interval = significance.interval(samples)
     if interval and interval.is_noisy:
-        found.append(BenchWarning("noisy", f"too noisy: ±{interval.half_width:.0%}"))
+        warnings.append(BenchWarning("noisy", f"too noisy: ±{interval.half_width:.0%}"))
     drift = significance.drift(samples)
     if abs(drift) >= _DRIFT:
         direction = "faster" if drift > 0 else "slower"
-        found.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
+        warnings.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
     odd = significance.outliers(samples)
     # More outliers are scatter, which is reported already.
     if odd and len(odd) <= len(samples) / 4:
         which = ", ".join(str(index + 1) for index in odd)
-        found.append(BenchWarning("outliers", f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others"))
-    return tuple(found)
+        warnings.append(
+            BenchWarning("outliers", f"repetition{'s' if len(odd) > 1 else ''} {which} far from the others")
+        )
+    return tuple(warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,40 +196,40 @@ def disturbances(
 ) -> tuple[BenchWarning, ...]:
     """Return the warnings of the counters between two readings."""
     wall = max(after.wall - before.wall, 1e-3)
-    found = []
+    warnings = []
     stolen = after.steal - before.steal  # included in busy
     others = (after.busy - before.busy - stolen - (after.own - before.own)) / wall
     if others >= max(_OTHERS, _OTHERS_SHARE * cpus):
-        found.append(BenchWarning("load", f"other programs used {others:.1f} of {cpus} cores"))
+        warnings.append(BenchWarning("load", f"other programs used {others:.1f} of {cpus} cores"))
     steal = stolen / wall / cpus
     if steal >= _STEAL:
-        found.append(BenchWarning("steal", f"the host took away {steal:.0%} of the processor"))
+        warnings.append(BenchWarning("steal", f"the host took away {steal:.0%} of the processor"))
     stops = after.throttled - before.throttled
     if stops > 0:
         seconds = after.throttled_seconds - before.throttled_seconds
         text = f"the container's quota stopped it {stops} times, for {seconds:.1f} s of {wall:.1f} s"
-        found.append(BenchWarning("quota", text))
+        warnings.append(BenchWarning("quota", text))
     swapped, reread = after.swapped - before.swapped, after.reread - before.reread
     if swapped >= _SHORT:
-        found.append(BenchWarning("swapped", f"memory was swapped: {readable_size(swapped)}"))
+        warnings.append(BenchWarning("swapped", f"memory was swapped: {readable_size(swapped)}"))
     if reread >= _SHORT:
         text = f"memory was short: {readable_size(reread)} were read from the disk again"
-        found.append(BenchWarning("reread", text))
-    return (*found, *_clock_warnings(after.heat - before.heat, looks))
+        warnings.append(BenchWarning("reread", text))
+    return (*warnings, *_clock_warnings(after.heat - before.heat, looks))
 
 
 def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarning]:
-    found = []
-    hottest = max((each.degrees for each in looks), default=0.0)
+    warnings = []
+    hottest = max((sample.degrees for sample in looks), default=0.0)
     if heat > 0 or hottest >= _HOT:
         how = f" {heat} times" if heat > 0 else " down, probably"
         degrees = f": {hottest:.0f} °C" if hottest else ""
-        found.append(BenchWarning("heat", f"heat slowed the processor{how}{degrees}"))
-    clocks = [each.clock for each in looks if each.clock]
+        warnings.append(BenchWarning("heat", f"heat slowed the processor{how}{degrees}"))
+    clocks = [sample.clock for sample in looks if sample.clock]
     if clocks and min(clocks) < (1 - _CLOCK) * max(clocks):
         first, last = (min(clocks), max(clocks)) if clocks[0] < clocks[-1] else (max(clocks), min(clocks))
-        found.append(BenchWarning("clock", f"the clock went from {first / 1e9:.1f} to {last / 1e9:.1f} GHz"))
-    return found
+        warnings.append(BenchWarning("clock", f"the clock went from {first / 1e9:.1f} to {last / 1e9:.1f} GHz"))
+    return warnings
 
 
 # ---- reading ---------------------------------------------------------------------------------------
@@ -258,10 +260,10 @@ def sample_clock(root: Path = Path("/")) -> ClockSample:
     cpus = root / "sys/devices/system/cpu"
     clocks = [1e3 * (read_number(path) or 0) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     if not clocks:
-        found = re.findall(
+        frequencies = re.findall(
             r"^cpu MHz[^:\n]*:\s*(\d+\.?\d*)\s*$", read_text(root / "proc/cpuinfo", _CPUINFO_BYTES), re.M
         )
-        clocks = [1e6 * float(text) for text in found]
+        clocks = [1e6 * float(text) for text in frequencies]
     zones = (root / "sys/class/thermal").glob("thermal_zone*")
     # "x86_pkg_temp", "cpu-thermal", "cpu0-thermal", "k10temp"; others are batteries and radios.
     kinds = re.compile("cpu|pkg|k10temp|soc", re.IGNORECASE)

@@ -233,8 +233,8 @@ class BenchRow:
         """Return JSON data: llama-bench's fields in its order, then ours."""
         ours = as_dict(self)
         computed = {name: getattr(self, name) for name in ("avg_ns", "stddev_ns", "avg_ts", "stddev_ts")}
-        known = {**_CONSTANT, **ours, **computed, "samples_ts": list(self.samples_ts)}
-        row = {name: known[name] for name in _LLAMA_BENCH}
+        fields = {**_CONSTANT, **ours, **computed, "samples_ts": list(self.samples_ts)}
+        row = {name: fields[name] for name in _LLAMA_BENCH}
         row["schema"] = SCHEMA
         row.update((name, value) for name, value in ours.items() if name not in row)
         row["share_of_limit"] = self.share_of_limit
@@ -264,8 +264,8 @@ class BenchRow:
 
 def setting_columns(settings: EngineSettings) -> dict[str, Any]:
     """Return the fields of a row that its settings decide."""
-    found = {each.column: getattr(settings, name) for name, each in SETTINGS.items() if each.column}
-    return found | {
+    columns = {setting.column: getattr(settings, name) for name, setting in SETTINGS.items() if setting.column}
+    return columns | {
         "n_ubatch": min(settings.n_ubatch, settings.n_batch),
         "n_cpu_moe": len(settings.cpu_experts),
         "flash_attn": _FLASH_ATTENTION[settings.flash_attention],

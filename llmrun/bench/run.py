@@ -169,7 +169,7 @@ def engines_of(loadings: Sequence[Loading]) -> list[int]:
             tuple(sorted(environment.items())),
             *(getattr(load, name) for name in DEVICE_SETTINGS),
         )
-        for load, environment in ((each.load, each.environment) for each in loadings)
+        for load, environment in ((loading.load, loading.environment) for loading in loadings)
     ]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return [numbers[key] for key in keys]
@@ -181,13 +181,13 @@ def steps(engines: Sequence[int], repetitions: int, *, interleave: bool) -> Iter
     for row, engine in enumerate(engines):
         rows.setdefault(engine, []).append(row)
     if not interleave:
-        yield from (BenchStep(row, engine, repetitions, True) for engine, own in rows.items() for row in own)
+        yield from (BenchStep(row, engine, repetitions, True) for engine, numbers in rows.items() for row in numbers)
         return
     for index in range(max(map(len, rows.values()))):
         for repetition in range(repetitions):
-            for engine, own in rows.items():
-                if index < len(own):
-                    yield BenchStep(own[index], engine, 1, repetition == 0)
+            for engine, numbers in rows.items():
+                if index < len(numbers):
+                    yield BenchStep(numbers[index], engine, 1, repetition == 0)
 
 
 def run(
@@ -319,7 +319,7 @@ class _Run:
             Progress(
                 model=row.model.name,
                 test=row.case.test.name,
-                done=sum(len(each.done) for each in self.rows),
+                done=sum(len(open_row.done) for open_row in self.rows),
                 total=len(self.rows) * repetitions,
                 phase=phase,
                 repetition=min(done + 1, repetitions),
@@ -330,8 +330,8 @@ class _Run:
     def row(self, number: int) -> BenchRow:
         """Return a row with the repetitions measured, and the facts of its model, which any of its rows has."""
         row = self.rows[number]
-        known = (each.benched.model for each in (row, *self.rows) if each.model is row.model and each.benched)
-        return _row(row, next(known, None), self.machine, self._request.repetitions)
+        models = (other.benched.model for other in (row, *self.rows) if other.model is row.model and other.benched)
+        return _row(row, next(models, None), self.machine, self._request.repetitions)
 
 
 def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions: int) -> BenchRow:

@@ -71,10 +71,11 @@ class Axis:
 
     def rivals(self, settings: TunableSettings) -> dict[TunableSettings, str]:
         """Return the other settings along this axis, each with its change in words."""
-        found = {replace(settings, **dict(change)): change for change in self.changes}
-        found.pop(settings, None)
+        candidates = {replace(settings, **dict(change)): change for change in self.changes}
+        candidates.pop(settings, None)
         return {
-            candidate: ", ".join(dict.fromkeys(words(*part) for part in change)) for candidate, change in found.items()
+            candidate: ", ".join(dict.fromkeys(words(*part) for part in change))
+            for candidate, change in candidates.items()
         }
 
 
@@ -107,26 +108,26 @@ def axes_for(
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
     counts = thread_counts(hardware)
-    found = [
+    axes = [
         Axis("threads", _values("threads", counts), (DECODE,), wants_quiet=True),
         Axis("batch threads", _values("threads_batch", counts), (PREFILL,), wants_quiet=True),
     ]
     if n_gpus > 1:
-        found.insert(0, Axis("split mode", _values("split_mode", SPLIT_MODES), both))
+        axes.insert(0, Axis("split mode", _values("split_mode", SPLIT_MODES), both))
     if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
-        found.append(Axis("repack", _values("repack", (not default.repack,)), both))
+        axes.append(Axis("repack", _values("repack", (not default.repack,)), both))
     if len(cpu_variants) > 1:
-        found.append(Axis("processor variant", _values("cpu_variant", cpu_variants[1 : 1 + _MOST_VARIANTS]), both))
+        axes.append(Axis("processor variant", _values("cpu_variant", cpu_variants[1 : 1 + _MOST_VARIANTS]), both))
     if default.kv_type_v == "f16":  # a quantized cache needs flash attention
-        found.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
+        axes.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
     if kv:
         quantized = (("kv_type_k", "q8_0"), ("kv_type_v", "q8_0"), ("flash_attention", "on"))
-        found.append(Axis("KV type", (quantized,), both, at_depth=True))
-    found.append(Axis("ubatch", _values("n_ubatch", _UBATCHES), (PREFILL,), whole_batch=True))
+        axes.append(Axis("KV type", (quantized,), both, at_depth=True))
+    axes.append(Axis("ubatch", _values("n_ubatch", _UBATCHES), (PREFILL,), whole_batch=True))
     larger = [_values("n_ubatch", (count,)) for count in _LARGER_UBATCHES if count <= n_batch]
-    found += [Axis("larger ubatch", changes, (PREFILL,), whole_batch=True) for changes in larger]
-    found += _memory_axes(header, hardware, huge_pages=_HUGE_PAGES)
-    return tuple(found)
+    axes += [Axis("larger ubatch", changes, (PREFILL,), whole_batch=True) for changes in larger]
+    axes += _memory_axes(header, hardware, huge_pages=_HUGE_PAGES)
+    return tuple(axes)
 
 
 def thread_counts(hardware: Hardware) -> tuple[int, ...]:
@@ -144,8 +145,8 @@ def _memory_axes(header: Header, hardware: Hardware, *, huge_pages: Path) -> lis
         return []
     changes: list[Change] = []
     reads = hardware.memory_available > _COPIES * header.weight_bytes
-    found = re.search(r"\[(\w+)\]", read_text(huge_pages))
-    policy = found[1] if found else "never"
+    match = re.search(r"\[(\w+)\]", read_text(huge_pages))
+    policy = match[1] if match else "never"
     if policy == "madvise":  # on request
         changes.append((("huge_pages", True),))
         if reads:
@@ -288,10 +289,10 @@ def search(
     for index, (axis, goal) in enumerate(steps):
         sweep.sweep(axis, goal, share=min(1.0, 2 / (len(steps) - index)))
     compared = sweep.confirm()
-    faster = tuple(each for each in compared if each.is_faster)
-    unsure = tuple(each for each in compared if not each.is_faster)
+    faster = tuple(improvement for improvement in compared if improvement.is_faster)
+    unsure = tuple(improvement for improvement in compared if not improvement.is_faster)
     prefill, decode = sweep.tests[PREFILL], sweep.tests[DECODE]
-    others = tuple(each.profile for each in faster)
+    others = tuple(improvement.profile for improvement in faster)
     tuned = TunedSettings(sweep.profile(default), others, decode.n_depth, time.time())
     return SearchResult(tuned, faster, unsure, tuple(sweep.tried), prefill, decode, sweep.passed)
 
@@ -349,43 +350,49 @@ class _Sweep:
             return
         rates: _Rates = defaultdict(list)
         if self._has_depth or not axis.at_depth:
-            latest = min(self._confirmation_start({**self._best, goal: each}, axis) for each in (base, *candidates))
+            latest = min(
+                self._confirmation_start({**self._best, goal: candidate}, axis) for candidate in (base, *candidates)
+            )
             limit = self.passed + (latest - self.passed) * share
             rates = self._rounds(base, candidates, {goal: test}, _SWEEP_ROUNDS, (latest, limit), drops=True)
         if axis.wants_quiet and self._machine.was_busy():
             self._skip(candidates.values(), goal, "busy")
             return
-        verdicts = {each: _verdict(rates, base, each, goal) for each in candidates if len(rates[each, goal]) > 1}
-        faster = [each for each, verdict in verdicts.items() if _is_promising(verdict)]
+        verdicts = {
+            candidate: _verdict(rates, base, candidate, goal)
+            for candidate in candidates
+            if len(rates[candidate, goal]) > 1
+        }
+        faster = [candidate for candidate, verdict in verdicts.items() if _is_promising(verdict)]
         failed = {trial.change for trial in self.tried if trial.verdict == "failed"}
-        for each, change in candidates.items():
-            if each in verdicts:
-                verdict = verdicts[each]
+        for candidate, change in candidates.items():
+            if candidate in verdicts:
+                verdict = verdicts[candidate]
                 ratio = Ratio(verdict.ratio, verdict.low, verdict.high)
                 self._report(Trial(change, goal, _words(verdict), ratio, test.n_depth))
             elif change not in failed:
                 self._report(Trial(change, goal, "no time"))
-        self._best[goal] = max(faster, key=lambda each: verdicts[each].ratio, default=base)
+        self._best[goal] = max(faster, key=lambda candidate: verdicts[candidate].ratio, default=base)
 
     def confirm(self) -> list[Improvement]:
         """Measure the settings found in turns with the default; measurements of the sweep do not count."""
         candidates, default = self._candidates(self._best), self._default
         self.tests = self._final_tests(candidates)
-        changes = {each: ", ".join(each.changes(default)) for each in candidates}
+        changes = {candidate: ", ".join(candidate.changes(default)) for candidate in candidates}
         limit = self._seconds * _TOTAL_SHARE
         rates = self._rounds(default, changes, self.tests, _CONFIRM_ROUNDS, (limit, limit), drops=False)
         for test in self.tests.values():
             if not self._default_rates[test]:
                 self._measure(default, test)
-        found = []
-        for each in candidates:
-            if len(rates[each, DECODE]) < 2:
-                self._skip([changes[each]], PREFILL, "no time")
+        improvements = []
+        for candidate in candidates:
+            if len(rates[candidate, DECODE]) < 2:
+                self._skip([changes[candidate]], PREFILL, "no time")
                 continue
-            verdicts = {goal: _verdict(rates, default, each, goal) for goal in self.tests}
-            profile = self.profile(each, {goal: _certain(verdict) for goal, verdict in verdicts.items()})
-            found.append(Improvement(profile, verdicts[PREFILL], verdicts[DECODE]))
-        return found
+            verdicts = {goal: _verdict(rates, default, candidate, goal) for goal in self.tests}
+            profile = self.profile(candidate, {goal: _certain(verdict) for goal, verdict in verdicts.items()})
+            improvements.append(Improvement(profile, verdicts[PREFILL], verdicts[DECODE]))
+        return improvements
 
     def profile(self, settings: TunableSettings, ratios: Mapping[str, float] | None = None) -> Profile:
         """Return settings with the default's rates times these ratios."""
@@ -416,26 +423,28 @@ class _Sweep:
         rates: _Rates = defaultdict(list)
         alive = list(candidates)
         for number in range(bounds[1]):
-            cost = sum(self._cost(each, test) for test in tests.values() for each in (base, *alive))
+            cost = sum(self._cost(settings, test) for test in tests.values() for settings in (base, *alive))
             if not alive or self.passed + cost > limits[number >= bounds[0]]:
                 break
-            label = f"{' or '.join(candidates[each] for each in alive)} ({', '.join(tests)})"
+            label = f"{' or '.join(candidates[settings] for settings in alive)} ({', '.join(tests)})"
             self._on_step(TuneProgress(label, self.passed))
             for goal, test in tests.items():
-                for each in (base, *alive) if number % 2 == 0 else (*alive[::-1], base):
+                for settings in (base, *alive) if number % 2 == 0 else (*alive[::-1], base):
                     try:
-                        rates[each, goal].append(self._measure(each, test))
+                        rates[settings, goal].append(self._measure(settings, test))
                     except (BadModelError, EngineCrashedError, ResourceError, UsageError):
-                        if each == base or not drops:
+                        if settings == base or not drops:
                             raise
-                        self._report(Trial(candidates[each], goal, "failed"))
-                        alive.remove(each)
+                        self._report(Trial(candidates[settings], goal, "failed"))
+                        alive.remove(settings)
             if drops and number:
-                verdicts = {each: _verdict(rates, base, each, goal) for each in alive for goal in tests}
+                verdicts = {settings: _verdict(rates, base, settings, goal) for settings in alive for goal in tests}
                 (goal,) = tests
-                pairs = {each: zip(rates[each, goal], rates[base, goal], strict=False) for each in alive}
-                alive = [each for each in alive if max(mine / other for mine, other in pairs[each]) >= _MATTERS]
-                if all(verdicts[each].kind == "faster" for each in alive):
+                pairs = {settings: zip(rates[settings, goal], rates[base, goal], strict=False) for settings in alive}
+                alive = [
+                    settings for settings in alive if max(mine / other for mine, other in pairs[settings]) >= _MATTERS
+                ]
+                if all(verdicts[settings].kind == "faster" for settings in alive):
                     break
         return rates
 
@@ -471,7 +480,11 @@ class _Sweep:
         """Return the seconds at which the sweep has to end to confirm these settings."""
         candidates = self._candidates(best)
         tests = self._final_tests(candidates, at_depth=axis.at_depth, whole_batch=axis.whole_batch).values()
-        costs = (self._cost(each, test, _CONFIRM_ROUNDS[0]) for each in (self._default, *candidates) for test in tests)
+        costs = (
+            self._cost(settings, test, _CONFIRM_ROUNDS[0])
+            for settings in (self._default, *candidates)
+            for test in tests
+        )
         return min(self._seconds * _SEARCH_SHARE, self._seconds * _TOTAL_SHARE - sum(costs))
 
     def _candidates(self, best: Mapping[str, TunableSettings]) -> list[TunableSettings]:
@@ -488,9 +501,9 @@ class _Sweep:
     ) -> dict[str, BenchTest]:
         """Return the tests that show the candidates' changes: at depth for attention, whole batches for n_ubatch."""
         default = self._default
-        attention = {(each.flash_attention, each.kv_type_v) for each in candidates}
+        attention = {(settings.flash_attention, settings.kv_type_v) for settings in candidates}
         at_depth = at_depth or not attention <= {(default.flash_attention, default.kv_type_v)}
-        whole_batch = whole_batch or any(each.n_ubatch != default.n_ubatch for each in candidates)
+        whole_batch = whole_batch or any(settings.n_ubatch != default.n_ubatch for settings in candidates)
         n_prompt = _whole_batch((default, *candidates)) if whole_batch else 0
         return {PREFILL: self._test(PREFILL, n_prompt=n_prompt), DECODE: self._test(DECODE, at_depth=at_depth)}
 
@@ -511,7 +524,7 @@ class _Sweep:
 
 def _whole_batch(settings: Iterable[TunableSettings]) -> int:
     """Return the tokens of a prompt that fills a micro-batch of each."""
-    return max(_BATCH, *(each.n_ubatch for each in settings))
+    return max(_BATCH, *(candidate.n_ubatch for candidate in settings))
 
 
 def _verdict(rates: _Rates, base: TunableSettings, candidate: TunableSettings, goal: str) -> Verdict:
@@ -553,7 +566,7 @@ _PROCESS_BYTES = 400 << 20  # of an engine besides its weights: KV cache, scratc
 
 
 class EngineBackend:
-    """A search.TuneBackend of real engines: one for each way of loading, so that two of them can take turns.
+    """A TuneBackend of real engines: one for each way of loading, so that two of them can take turns.
 
     Args:
         load: the model, with default settings.
@@ -582,7 +595,7 @@ class EngineBackend:
             raise
         self._depths[key] = test.n_depth or self._depths[key]
         self._load_seconds[key] = min(done.load_ns / 1e9, self._load_seconds.get(key, math.inf))
-        return tuple(1e9 * test.n_tokens / each.ns for each in done.repetitions)
+        return tuple(1e9 * test.n_tokens / repetition.ns for repetition in done.repetitions)
 
     def pending(self, settings: TunableSettings, depth: int) -> tuple[bool, bool]:
         key = _engine_key(settings)
@@ -646,8 +659,8 @@ def tune(
         n_gpus = len(plan.gpu_bytes)
         variants = _cpu_variants()
         axes = axes_for(header, hardware, default, kv=kv, n_batch=load.n_batch, n_gpus=n_gpus, cpu_variants=variants)
-        found = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
-    return replace(found, warnings=watch.warnings)
+        result = search(machine, default, axes, seconds=seconds, depth=depth, on_step=on_step)
+    return replace(result, warnings=watch.warnings)
 
 
 def _cpu_variants() -> tuple[str, ...]:
@@ -688,7 +701,7 @@ def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BO
     require_within("--depth", depth, (0, n_ctx // 2))
 
 
-def keep(found: SearchResult, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
+def keep(result: SearchResult, header: Header, hardware: Hardware, folder: Path, name: str = "") -> TunedSettings:
     """Remember the tuned settings, and return what is remembered now.
 
     A noisy search that found nothing does not replace settings known from before.
@@ -699,8 +712,8 @@ def keep(found: SearchResult, header: Header, hardware: Hardware, folder: Path, 
     Raises:
         LlmrunError: the folder can't be written.
     """
-    tuned, known = found.tuned, remembered(header, hardware, folder)
-    if found.warnings and not tuned.others and known is not None and known.others:
-        return known
+    tuned, before = result.tuned, remembered(header, hardware, folder)
+    if result.warnings and not tuned.others and before is not None and before.others:
+        return before
     remember(tuned, header, hardware, folder, name)
     return tuned

@@ -54,8 +54,8 @@ def encode(values: Floats, kind: str) -> Array:
         if kind == "F16":
             return values.astype(np.float16)
 
-        found = quants.quantize(values, GGMLQuantizationType[kind])
-    return found.view(np.uint16) if kind == "BF16" else found
+        encoded = quants.quantize(values, GGMLQuantizationType[kind])
+    return encoded.view(np.uint16) if kind == "BF16" else encoded
 
 
 def all_finite(values: Array, kind: str) -> bool:
@@ -138,17 +138,17 @@ def open_checkpoint(folder: Folder) -> Iterator[dict[str, CheckpointTensor]]:
     """
     parts = _parts(folder)
     with ExitStack() as files:
-        found: dict[str, CheckpointTensor] = {}
+        checkpoint: dict[str, CheckpointTensor] = {}
         for name, listed in parts.items():
             file = files.enter_context(open_regular(folder.path / name))
             tensors = read_table(file, folder.path / name)
             for tensor in tensors if listed is None else listed:
                 if tensor not in tensors:
                     raise BadModelError(f"{name} has no tensor {tensor!r}", why=f"{_INDEX} lists it there")
-                if tensor in found:
+                if tensor in checkpoint:
                     raise BadModelError(f"tensor {tensor!r} appears twice", why=f"in {name} and in another file")
-                found[tensor] = tensors[tensor]
-        yield found
+                checkpoint[tensor] = tensors[tensor]
+        yield checkpoint
 
 
 def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
@@ -448,10 +448,10 @@ class _Parts:
 
     def matrices(self) -> tuple[CheckpointTensor, CheckpointTensor, CheckpointTensor]:
         """Return packed weights, packed zero points and scales."""
-        found = self.find("qweight", ("I32",)), self.find("qzeros", ("I32",)), self.find("scales", _FLOATS)
-        if any(len(tensor.shape) != 2 for tensor in found):
+        parts = self.find("qweight", ("I32",)), self.find("qzeros", ("I32",)), self.find("scales", _FLOATS)
+        if any(len(tensor.shape) != 2 for tensor in parts):
             raise self.fail("its parts are not matrices")
-        return found
+        return parts
 
     def fail(self, why: str) -> BadModelError:
         return BadModelError(f"the quantized tensor {self.base!r} is damaged", why=why)
@@ -462,17 +462,17 @@ _FLOATS = ("F16", "BF16", "F32")
 
 
 def _unpacked(tensors: Mapping[str, CheckpointTensor], reader: _Reader) -> dict[str, TensorSource]:
-    found: dict[str, TensorSource] = {}
+    sources: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         base, _, suffix = name.rpartition(".")
         if suffix == "qweight":
             shape, load = reader(_Parts(base, tensors))
-            found[f"{base}.weight"] = TensorSource(f"{base}.weight", "F32", shape, _row_chunks(shape, load))
+            sources[f"{base}.weight"] = TensorSource(f"{base}.weight", "F32", shape, _row_chunks(shape, load))
         elif suffix in ("qzeros", "scales", "g_idx") and f"{base}.qweight" in tensors:
             continue
         elif suffix != "bias" or 0 not in tensor.shape:  # some tools write an empty tensor for a missing bias
-            found[name] = stored_source(tensor)
-    return found
+            sources[name] = stored_source(tensor)
+    return sources
 
 
 def _row_chunks(shape: tuple[int, int], load: Callable[[], _Rows]) -> Callable[[int], Iterator[Array]]:
@@ -586,7 +586,7 @@ def _unpack(packed: Array, bits: int, axis: int) -> Floats:
 
 
 def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) -> dict[str, TensorSource]:
-    found: dict[str, TensorSource] = {}
+    sources: dict[str, TensorSource] = {}
     for name, tensor in tensors.items():
         if name.endswith(("weight_scale", "weight_scale_inv", *_UNUSED)):
             continue
@@ -596,8 +596,8 @@ def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) 
             if scale is None:
                 raise BadModelError(f"the FP8 tensor {name!r} has no scale", hint="download the model again")
             source = _scaled(source, scale, config)
-        found[name] = source
-    return found
+        sources[name] = source
+    return sources
 
 
 def _scaled(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> TensorSource:

@@ -76,21 +76,21 @@ def open_regular(path: Path) -> BinaryIO:
 def parse_object(data: bytes, shown: str) -> Json:
     """Parse a JSON object; repeated names are refused. `shown` is its name in messages."""
     try:
-        found = load_json(data, object_pairs_hook=_object)
+        parsed = load_json(data, object_pairs_hook=_object)
     except ValueError as error:
         raise _damaged(shown, str(error)) from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise _damaged(shown, "it holds no JSON object")
-    return found
+    return parsed
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Json:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    values = dict(pairs)
+    if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "a name"
         raise ValueError(f"{repeated!r} appears twice")
-    return found
+    return values
 
 
 def _damaged(shown: str, why: str) -> BadModelError:
@@ -123,41 +123,41 @@ class Config:
 
     def part(self, name: str) -> dict[str, Any]:
         """Return a setting that is an object; empty if missing."""
-        found = self.get(name)
-        if found is not None and not isinstance(found, dict):
+        value = self.get(name)
+        if value is not None and not isinstance(value, dict):
             self.fail(name, "an object")
-        return found or {}
+        return value or {}
 
     def count(self, name: str, limit: int) -> int:
         """Return an integer from 1 to `limit`, a bound set by the tensors or by llama.cpp."""
-        found = self.get(name)
-        if type(found) is not int or not 0 < found <= limit:
+        value = self.get(name)
+        if type(value) is not int or not 0 < value <= limit:
             self.fail(name, f"a whole number from 1 to {limit:,}")
-        return found
+        return value
 
     def flag(self, name: str) -> bool:
         """Return a boolean; False if missing."""
-        found = self.get(name)
-        if found is not None and not isinstance(found, bool):
+        value = self.get(name)
+        if value is not None and not isinstance(value, bool):
             self.fail(name, "true or false")
-        return bool(found)
+        return bool(value)
 
     def text(self, name: str) -> str:
         """Return a string; empty if missing."""
-        found = self.get(name)
-        if found is not None and not isinstance(found, str):
+        value = self.get(name)
+        if value is not None and not isinstance(value, str):
             self.fail(name, "a string")
-        return found or ""
+        return value or ""
 
     def number(self, name: str, minimum: float = -MAX_NUMBER, maximum: float = MAX_NUMBER) -> float:
         """Return a finite number from `minimum` to `maximum`."""
-        found = self.get(name)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not minimum <= found <= maximum:
+        value = self.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
             is_bounded = (minimum, maximum) != (-MAX_NUMBER, MAX_NUMBER)
             self.fail(name, f"a number from {minimum:g} to {maximum:g}" if is_bounded else "a number")
-        return float(found)
+        return float(value)
 
     def fail(self, name: str, required: str) -> NoReturn:
-        found = self.get(name)
-        why = f"{name} is missing" if found is None else f"{name} is {str(found)[:80]!r}; it must be {required}"
+        value = self.get(name)
+        why = f"{name} is missing" if value is None else f"{name} is {str(value)[:80]!r}; it must be {required}"
         raise BadModelError("config.json does not describe the model", why=why)

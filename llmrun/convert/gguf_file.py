@@ -168,10 +168,10 @@ def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
 
     Raises BadModelError if there are no embeddings.
     """
-    found = next((s for name, s in sources.items() if bare_name(name, family) == embeddings_name(family)), None)
-    if found is None or len(found.shape) != 2 or not found.shape[0]:
+    embeddings = next((s for name, s in sources.items() if bare_name(name, family) == embeddings_name(family)), None)
+    if embeddings is None or len(embeddings.shape) != 2 or not embeddings.shape[0]:
         raise BadModelError("the model has no embeddings", why=f"there is no tensor {embeddings_name(family)!r}")
-    return found.shape[0]
+    return embeddings.shape[0]
 
 
 def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
@@ -224,10 +224,10 @@ def _refuse_unknown(names: list[str]) -> None:
 def _check_shape(tensor: OutputTensor, dimensions: Mapping[str, tuple[int, ...]]) -> None:
     module, _, end = tensor.name.rpartition(".")
     required = dimensions.get(module.rpartition(".")[2])
-    found, required = tensor.source.shape, required[:1] if required and end == "bias" else required
-    if required is not None and found != required:
+    shape, required = tensor.source.shape, required[:1] if required and end == "bias" else required
+    if required is not None and shape != required:
         raise BadModelError(
-            f"tensor {tensor.source.name!r} has the shape {list(found)}", why=f"config.json describes {list(required)}"
+            f"tensor {tensor.source.name!r} has the shape {list(shape)}", why=f"config.json describes {list(required)}"
         )
 
 
@@ -296,8 +296,8 @@ def _verify(
 ) -> None:
     """Compare the header with the plan, and check it; raise BadModelError for a difference or a broken rule."""
     header = read_header(path)
-    found = [(row.name, row.shape, row.type) for row in header.tensors]
-    if found != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
+    written = [(row.name, row.shape, row.type) for row in header.tensors]
+    if written != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
         raise BadModelError(f"{str(target)!r} was not written correctly", hint="run the same command again")
     rules(replace(header, path=target))  # messages name the target
     if rules is check_model:

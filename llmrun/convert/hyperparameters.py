@@ -288,11 +288,11 @@ def _pooling(shape: Shape, folder: Folder) -> None:
     """Read the pooling of sentence-transformers: the way the vectors of all tokens become one."""
     for path in _pooling_folders(folder):
         settings = folder.json(f"{path}/config.json")
-        found = next((number for name, number in _POOLING.items() if settings.get(name) is True), None)
-        found = found or _POOLING_NAMES.get(str(settings.get("pooling_mode")))
-        if found is None:
+        pooling = next((number for name, number in _POOLING.items() if settings.get(name) is True), None)
+        pooling = pooling or _POOLING_NAMES.get(str(settings.get("pooling_mode")))
+        if pooling is None:
             raise UsageError("the model's pooling can't be converted", why="only mean, first and last token can")
-        shape.metadata["pooling_type"] = found
+        shape.metadata["pooling_type"] = pooling
         return
 
 
@@ -368,11 +368,11 @@ def read_rope(config: Config, architecture: str, head_length: int) -> Rope:
 
 def _scaling(config: Config) -> Config:
     """Return the settings of full attention, from rope_parameters or the older rope_theta and rope_scaling."""
-    found: Mapping[str, Any] = config.part("rope_parameters") or config.part("rope_scaling")
-    full = found.get("full_attention")
-    found = full if isinstance(full, dict) else found
+    settings: Mapping[str, Any] = config.part("rope_parameters") or config.part("rope_scaling")
+    full = settings.get("full_attention")
+    settings = full if isinstance(full, dict) else settings
     outer = ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor", "max_position_embeddings")
-    return Config(found, {name: config.get(name) for name in outer if config.has(name)})
+    return Config(settings, {name: config.get(name) for name in outer if config.has(name)})
 
 
 def local_base(config: Config) -> float | None:
@@ -412,8 +412,8 @@ def _llama3(scaling: Config, base: float, head_length: int) -> list[float]:
     lengths = 2 * math.pi / (1.0 / np.power(np.float32(base), steps))
     smooth = (context / lengths - low) / (high - low)
     between = 1 / ((1 - smooth) / factor + smooth)
-    found = np.where(lengths < context / high, 1.0, np.where(lengths > context / low, factor, between))
-    return [float(value) for value in found]
+    divisors = np.where(lengths < context / high, 1.0, np.where(lengths > context / low, factor, between))
+    return [float(value) for value in divisors]
 
 
 def _phi3(config: Config, scaling: Config, kind: str, head_length: int, rope: Rope) -> None:

@@ -124,14 +124,14 @@ def _refuse(config: Config) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise UsageError(f"adapters of the type {str(kind)[:40]} can't be converted", why="only LoRA can", hint=hint)
-    found = [words for name, words in _REFUSED.items() if config.get(name)]
+    refused = [words for name, words in _REFUSED.items() if config.get(name)]
     if config.get("bias") not in (None, "none"):
-        found.append("biases")
+        refused.append("biases")
     start = str(config.get("init_lora_weights") or "").lower()
     if start.startswith(_CHANGE_THE_BASE):
-        found.append(f"a changed base model (init_lora_weights {start[:40]!r})")
-    if found:
-        raise UsageError("this adapter can't be converted", why=f"it has {found[0]}", hint=hint)
+        refused.append(f"a changed base model (init_lora_weights {start[:40]!r})")
+    if refused:
+        raise UsageError("this adapter can't be converted", why=f"it has {refused[0]}", hint=hint)
 
 
 def _alpha(config: Config) -> float:
@@ -191,8 +191,10 @@ def _read_base(folder: Path, base: Path | None, config: Config) -> BaseModel:
 
 def _of_header(header: Header) -> BaseModel:
     check(header)
-    known = (family for family in FAMILIES.values() if bool(family.experts or family.halves) == (header.n_experts > 0))
-    family = next((each for each in known if each.name == header.architecture), None)
+    candidates = (
+        family for family in FAMILIES.values() if bool(family.experts or family.halves) == (header.n_experts > 0)
+    )
+    family = next((candidate for candidate in candidates if candidate.name == header.architecture), None)
     if family is None:
         raise UsageError(f"adapters of {header.architecture!r} models can't be converted")
     return BaseModel(
@@ -207,16 +209,16 @@ def _planned(
     stored: Mapping[str, CheckpointTensor], config: Config, base: BaseModel, kind: str
 ) -> Iterator[OutputTensor]:
     """Yield the tensors of the file: A and B of each pair."""
-    found = _pairs(stored)
+    pairs = _pairs(stored)
     names = _adaptable_tensors(base)
-    bare = {module: bare_name(f"{module}.weight", base.family) or module for module in found}
-    _refuse_tensors([module for module in found if bare[module] not in names])
+    bare = {module: bare_name(f"{module}.weight", base.family) or module for module in pairs}
+    _refuse_tensors([module for module in pairs if bare[module] not in names])
     order = {name: number for number, name in enumerate(names)}
-    for module in sorted(found, key=lambda module: order[bare[module]]):
-        pair = found[module]
+    for module in sorted(pairs, key=lambda module: order[bare[module]]):
+        pair = pairs[module]
         if len(pair) < 2:
             raise BadModelError(f"the adapter has only one of two matrices for {module!r}")
-        a, b = (require_floats(stored_source(pair[each])) for each in "AB")
+        a, b = (require_floats(stored_source(pair[matrix])) for matrix in "AB")
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
         scale = _extra_scale(config, module, a.shape[0])
@@ -225,18 +227,18 @@ def _planned(
 
 def _pairs(stored: Mapping[str, CheckpointTensor]) -> dict[str, dict[str, CheckpointTensor]]:
     """Return name of a model's layer -> its matrices by name, "A" and "B"."""
-    found: dict[str, dict[str, CheckpointTensor]] = {}
+    pairs: dict[str, dict[str, CheckpointTensor]] = {}
     unknown: list[str] = []
     for name, tensor in stored.items():
         match = _NAME.fullmatch(name)
         if match is None:
             unknown.append(name)
         else:
-            found.setdefault(match[1], {})[match[2]] = tensor
+            pairs.setdefault(match[1], {})[match[2]] = tensor
     _refuse_tensors(unknown)
-    if not found:
+    if not pairs:
         raise BadModelError(f"{WEIGHTS} holds no tensors")
-    return found
+    return pairs
 
 
 def _adaptable_tensors(base: BaseModel) -> dict[str, str]:

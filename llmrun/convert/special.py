@@ -54,9 +54,9 @@ def special_metadata(
         ids |= _id_of(kind, _stated_id(config, kind), texts, ids)
     ids |= _further_ends(folder, config, texts, ids)
     written = {kind: number for kind, number in ids.items() if kind != "cls"}  # llama.cpp uses bos instead
-    found: dict[str, Any] = {f"{_KEYS.get(kind, kind)}_token_id": number for kind, number in written.items()}
-    found |= {f"add_{kind}_token": adds[kind] for kind in _ADDED_KEYS if kind in adds}
-    metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in found.items()}
+    keys: dict[str, Any] = {f"{_KEYS.get(kind, kind)}_token_id": number for kind, number in written.items()}
+    keys |= {f"add_{kind}_token": adds[kind] for kind in _ADDED_KEYS if kind in adds}
+    metadata: dict[str, Any] = {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
     template = _chat_template(folder, settings)
     return metadata | ({"tokenizer.chat_template": template} if template else {})
 
@@ -78,17 +78,17 @@ def _text(entry: Any) -> str:
     return entry if isinstance(entry, str) else ""
 
 
-def _id_of(kind: str, number: Any, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
-    return {kind: number} if kind not in known and type(number) is int and number in texts else {}
+def _id_of(kind: str, number: Any, texts: Mapping[int, str], ids: Mapping[str, int]) -> dict[str, int]:
+    return {kind: number} if kind not in ids and type(number) is int and number in texts else {}
 
 
 def _stated_id(config: Json, kind: str) -> Any:
     """Return the id in config.json; the first one of a list."""
     inner = config.get("text_config")
-    found = config.get(f"{kind}_token_id")
-    if found is None and isinstance(inner, dict):
-        found = inner.get(f"{kind}_token_id")
-    return found[0] if isinstance(found, list) and found else found
+    number = config.get(f"{kind}_token_id")
+    if number is None and isinstance(inner, dict):
+        number = inner.get(f"{kind}_token_id")
+    return number[0] if isinstance(number, list) and number else number
 
 
 def lost_ends(folder: Folder, config: Json, texts: Mapping[int, str], metadata: Mapping[str, Any]) -> list[str]:
@@ -104,14 +104,14 @@ def _stated_ends(folder: Folder, config: Json) -> list[int]:
     return list(dict.fromkeys(number for number in numbers if type(number) is int))
 
 
-def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], known: Mapping[str, int]) -> dict[str, int]:
+def _further_ends(folder: Folder, config: Json, texts: Mapping[int, str], ids: Mapping[str, int]) -> dict[str, int]:
     """Return the additional end tokens that llama.cpp would not recognize by their text."""
     ends: dict[str, int] = {}
     for number in _stated_ends(folder, config):
         text = texts.get(number)
-        if text is None or text in _KNOWN_ENDS or number in (known.get("eos"), *ends.values()):
+        if text is None or text in _KNOWN_ENDS or number in (ids.get("eos"), *ends.values()):
             continue
-        free = next((kind for kind in ("eot", "eom") if kind not in known and kind not in ends), None)
+        free = next((kind for kind in ("eot", "eom") if kind not in ids and kind not in ends), None)
         if free:
             ends[free] = number
     return ends
@@ -170,13 +170,13 @@ def _read_template(processor: Json, settings: Json, adds: dict[str, bool], kinds
 
 def _entries(template: Any) -> list[tuple[str, str]]:
     """Return special token and sequence of each entry of a template; one of them is empty."""
-    found = []
+    entries = []
     for row in template if isinstance(template, list) else []:
         special = row.get("SpecialToken") if isinstance(row, dict) else None
         sequence = row.get("Sequence") if isinstance(row, dict) else None
         texts = [part.get("id") if isinstance(part, dict) else None for part in (special, sequence)]
-        found.append((texts[0] if isinstance(texts[0], str) else "", texts[1] if isinstance(texts[1], str) else ""))
-    return found
+        entries.append((texts[0] if isinstance(texts[0], str) else "", texts[1] if isinstance(texts[1], str) else ""))
+    return entries
 
 
 # ---- the chat template
@@ -184,14 +184,16 @@ def _entries(template: Any) -> list[tuple[str, str]]:
 
 def _chat_template(folder: Folder, settings: Json) -> str:
     """Return the template in a file of its own, else in tokenizer_config.json; of several the one named "default"."""
-    found = settings.get("chat_template")
+    template = settings.get("chat_template")
     if folder.has("chat_template.jinja"):  # which wins in transformers too
-        found = folder.text("chat_template.jinja")
-    elif found is None and folder.has("chat_template.json"):
-        found = parse_object(folder.text("chat_template.json").encode(), "chat_template.json").get("chat_template")
-    if isinstance(found, list):
-        named = {str(row.get("name")): row.get("template") for row in found if isinstance(row, dict)}
-        found = named.get("default") or next(iter(named.values()), None)
-    if found is not None and not isinstance(found, str):
-        raise BadModelError("the chat template is not a string", why=f"tokenizer_config.json has {str(found)[:80]!r}")
-    return found or ""
+        template = folder.text("chat_template.jinja")
+    elif template is None and folder.has("chat_template.json"):
+        template = parse_object(folder.text("chat_template.json").encode(), "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        named = {str(row.get("name")): row.get("template") for row in template if isinstance(row, dict)}
+        template = named.get("default") or next(iter(named.values()), None)
+    if template is not None and not isinstance(template, str):
+        raise BadModelError(
+            "the chat template is not a string", why=f"tokenizer_config.json has {str(template)[:80]!r}"
+        )
+    return template or ""

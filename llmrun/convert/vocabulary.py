@@ -85,9 +85,9 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
     tokens = _Tokens([b"[PAD%d]" % number for number in range(n_rows)], [UNUSED] * n_rows, [_PADDING_SCORE] * n_rows)
     tokenizer = folder.json("tokenizer.json")
     if family == "bert":
-        own = _wordpiece(folder, tokenizer, config, tokens)
+        parts = _wordpiece(folder, tokenizer, config, tokens)
     elif folder.has("tokenizer.model"):
-        own = _sentencepiece(folder, tokenizer, tokens)
+        parts = _sentencepiece(folder, tokenizer, tokens)
     elif not tokenizer:
         raise ModelNotFoundError(
             f"{str(folder.path)!r} has no tokenizer",
@@ -95,18 +95,18 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
             hint="download it into the folder; tokenizers in Python code can't be converted",
         )
     elif _has_byte_fallback(tokenizer):
-        own = _sentencepiece_as_json(tokenizer, folder, tokens)
+        parts = _sentencepiece_as_json(tokenizer, folder, tokens)
     else:
-        own = _byte_level(tokenizer, folder, tokens)
-    metadata = {"tokenizer.ggml.model": own.pop("model"), "tokenizer.ggml.pre": own.pop("pre")}
-    kind, rules = metadata["tokenizer.ggml.model"], own.pop("rules", None)
+        parts = _byte_level(tokenizer, folder, tokens)
+    metadata = {"tokenizer.ggml.model": parts.pop("model"), "tokenizer.ggml.pre": parts.pop("pre")}
+    kind, rules = metadata["tokenizer.ggml.model"], parts.pop("rules", None)
     # Before the tokens: the engine looks for it at the beginning of the file.
     metadata |= _rule_metadata(rules) if rules else {}
     metadata["tokenizer.ggml.tokens"] = tokens.texts
     if kind in ("llama", "t5"):
         metadata["tokenizer.ggml.scores"] = tokens.scores
     metadata["tokenizer.ggml.token_type"] = tokens.types
-    metadata |= {f"tokenizer.ggml.{key}": value for key, value in own.items()}
+    metadata |= {f"tokenizer.ggml.{key}": value for key, value in parts.items()}
     metadata |= _flag_metadata(folder, tokenizer, kind, n_rows, rules.pieces if rules else [])
     metadata |= special_metadata(folder, tokenizer, config, tokens.by_id, _BERT_TOKENS if family == "bert" else {})
     if kind == "t5":
@@ -135,10 +135,10 @@ class _Rules:
 
 
 def _rule_metadata(rules: _Rules) -> dict[str, Any]:
-    found = {SPACE_PREFIX: rules.space_prefix, NORMALIZER: json.dumps(rules.steps)}
+    metadata = {SPACE_PREFIX: rules.space_prefix, NORMALIZER: json.dumps(rules.steps)}
     if rules.charsmap:
-        found[CHARSMAP] = base64.b64encode(zlib.compress(rules.charsmap)).decode()
-    return found
+        metadata[CHARSMAP] = base64.b64encode(zlib.compress(rules.charsmap)).decode()
+    return metadata
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class _AddedToken:
 
 def _added(folder: Folder, tokenizer: Json) -> dict[int, _AddedToken]:
     """Return the added tokens by id. tokenizer_config.json takes precedence, as in transformers."""
-    found = {row["id"]: _AddedToken.of(row) for row in added_tokens(tokenizer)}
+    added = {row["id"]: _AddedToken.of(row) for row in added_tokens(tokenizer)}
     decoder = folder.json("tokenizer_config.json").get("added_tokens_decoder", {})
     if not isinstance(decoder, dict):
         raise BadModelError("tokenizer_config.json is damaged", why="added_tokens_decoder is not an object")
@@ -164,10 +164,10 @@ def _added(folder: Folder, tokenizer: Json) -> dict[int, _AddedToken]:
         is_id = number.isdecimal() and len(number) <= _MAX_DIGITS
         if not is_id or not isinstance(row, dict) or not isinstance(row.get("content"), str):
             raise BadModelError("tokenizer_config.json is damaged", why=f"added token {number[:40]!r} has no text")
-        found[int(number)] = _AddedToken.of(row)
-    if any(number < 0 for number in found):
+        added[int(number)] = _AddedToken.of(row)
+    if any(number < 0 for number in added):
         raise BadModelError("tokenizer.json is damaged", why="an added token has a negative id")
-    return found
+    return added
 
 
 def _put_added(tokens: _Tokens, added: Mapping[int, _AddedToken], steps: Sequence[Any] = ()) -> None:
@@ -212,10 +212,10 @@ def _looks_special(text: str) -> bool:
 
 def _model_of(tokenizer: Json, kind: str) -> Json:
     model = tokenizer.get("model")
-    found = model.get("type", kind) if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or found != kind:
+    stated = model.get("type", kind) if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or stated != kind:
         raise UsageError(
-            f"a tokenizer of the type {str(found)[:40]!r} can't be converted",
+            f"a tokenizer of the type {str(stated)[:40]!r} can't be converted",
             why=f"models of this architecture require {kind}",
         )
     return model
@@ -263,7 +263,7 @@ def _steps(normalizer: Any, *, has_charsmap: bool = False) -> list[Any]:
     Args:
         has_charsmap: tokenizer.model has normalization rules, which are the same.
     """
-    found: list[Any] = []
+    steps: list[Any] = []
     waiting = [normalizer] if normalizer is not None else []
     while waiting:
         step = waiting.pop(0)
@@ -271,20 +271,20 @@ def _steps(normalizer: Any, *, has_charsmap: bool = False) -> list[Any]:
         if kind == "Sequence" and isinstance(step.get("normalizers"), list):
             waiting = [*step["normalizers"], *waiting]
         elif kind in _PLAIN_STEPS:
-            found.append(kind)
+            steps.append(kind)
         elif kind == "Strip":
-            found.append(["Strip", step.get("strip_left") is True, step.get("strip_right") is True])
+            steps.append(["Strip", step.get("strip_left") is True, step.get("strip_right") is True])
         elif kind == "Prepend" and isinstance(step.get("prepend"), str):
-            found.append(["Prepend", step["prepend"]])
+            steps.append(["Prepend", step["prepend"]])
         elif kind == "Precompiled" and has_charsmap:
-            found.append("Charsmap")
+            steps.append("Charsmap")
         elif kind == "Replace":
-            found.append(_replacement(step))
+            steps.append(_replacement(step))
         else:
             raise _normalizer_error(kind)
-        if len(found) + len(waiting) > _MOST_STEPS:
+        if len(steps) + len(waiting) > _MOST_STEPS:
             raise UsageError(f"a tokenizer with more than {_MOST_STEPS} normalizers can't be converted")
-    return found
+    return steps
 
 
 def _replacement(step: Json) -> Any:
@@ -301,15 +301,15 @@ def _merges(model: Json) -> list[str]:
     """Return the merges as pairs separated by a space, from either form of the file; a space inside becomes Ġ."""
     merges = model.get("merges")
     rows = merges if isinstance(merges, list) else []
-    found = []
+    pairs = []
     for row in rows:
         pair = row.split(" ") if isinstance(row, str) else row
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
             raise BadModelError("tokenizer.json is damaged", why=f"a merge is {str(row)[:80]!r}, not two texts")
-        found.append(" ".join(part.replace(" ", "\u0120") for part in pair))
-    if not found:
+        pairs.append(" ".join(part.replace(" ", "\u0120") for part in pair))
+    if not pairs:
         raise BadModelError("tokenizer.json has no merges")
-    return found
+    return pairs
 
 
 # ---- its pre-tokenizer, which splits text into words before merges
@@ -406,41 +406,41 @@ def _refuse_pretokenizer(reason: str) -> NoReturn:
 
 
 def _sentencepiece(folder: Folder, tokenizer: Json, tokens: _Tokens) -> dict[str, Any]:
-    found = read_pieces(folder.bytes("tokenizer.model", MAX_MODEL_BYTES))
-    if len(found.pieces) > len(tokens.texts):
+    model = read_pieces(folder.bytes("tokenizer.model", MAX_MODEL_BYTES))
+    if len(model.pieces) > len(tokens.texts):
         raise BadModelError(
             "the tokenizer does not fit the model",
-            why=f"it has {len(found.pieces):,} tokens, the embeddings have {len(tokens.texts):,} rows",
+            why=f"it has {len(model.pieces):,} tokens, the embeddings have {len(tokens.texts):,} rows",
         )
-    for number, piece in enumerate(found.pieces):
+    for number, piece in enumerate(model.pieces):
         # llama.cpp finds merges among escaped spaces, but user-defined tokens before it escapes them.
-        escaped = found.is_unigram or piece.type != USER_DEFINED
+        escaped = model.is_unigram or piece.type != USER_DEFINED
         piece_text = piece.text if escaped else piece.text.replace(_SPACE.encode(), b" ")
         tokens.put(number, piece_text, piece.type, piece.score)
-    _check_bytes(tokens, is_unigram=found.is_unigram)
+    _check_bytes(tokens, is_unigram=model.is_unigram)
     for text, number in folder.json("added_tokens.json").items():
         if type(number) is not int or number < 0:
             raise BadModelError("added_tokens.json is damaged", why=f"{text[:40]!r} has the id {str(number)[:40]!r}")
         tokens.put(number, text, USER_DEFINED, _ADDED_SCORE)
     added = _added(folder, tokenizer)
-    prefix = _space_prefix(folder, found.adds_space)
+    prefix = _space_prefix(folder, model.adds_space)
     if tokenizer:  # which transformers prefers
-        rules = _metaspace_rules(tokenizer, tokens, found.charsmap)
+        rules = _metaspace_rules(tokenizer, tokens, model.charsmap)
     else:
         # With `legacy` false, transformers adds a space at the beginning of a text only.
         scheme = "first" if folder.json("tokenizer_config.json").get("legacy") is False else "prepend"
         rules = _Rules(
-            [*(["Charsmap"] if found.charsmap else []), *(["ExtraSpaces"] if found.removes_spaces else [])],
+            [*(["Charsmap"] if model.charsmap else []), *(["ExtraSpaces"] if model.removes_spaces else [])],
             scheme if prefix.get("add_space_prefix", True) else "never",
-            found.charsmap,
-            [n for n, piece in enumerate(found.pieces) if piece.type == USER_DEFINED and n not in added],
+            model.charsmap,
+            [n for n, piece in enumerate(model.pieces) if piece.type == USER_DEFINED and n not in added],
         )
     _put_added(tokens, added, rules.steps)
-    if not found.is_unigram:
+    if not model.is_unigram:
         return {"model": "llama", "pre": "default", "rules": rules, **prefix}
-    own: dict[str, Any] = {"precompiled_charsmap": rules.charsmap} if rules.charsmap else {}
-    own |= {"add_space_prefix": found.adds_space, "remove_extra_whitespaces": found.removes_spaces}
-    return {"model": "t5", "pre": "default", "rules": rules, **own}
+    parts: dict[str, Any] = {"precompiled_charsmap": rules.charsmap} if rules.charsmap else {}
+    parts |= {"add_space_prefix": model.adds_space, "remove_extra_whitespaces": model.removes_spaces}
+    return {"model": "t5", "pre": "default", "rules": rules, **parts}
 
 
 def _check_bytes(tokens: _Tokens, *, is_unigram: bool) -> None:
@@ -498,13 +498,13 @@ def _sentencepiece_as_json(tokenizer: Json, folder: Folder, tokens: _Tokens) -> 
 
 def _missing_merges(vocabulary: Mapping[str, int], merges: Sequence[str], tokens: _Tokens) -> list[str]:
     """Return the tokens that consist of two others without a merge of them, which llama.cpp merges all the same."""
-    known = set(merges)
+    listed = set(merges)
     ordinary = {text for text, number in vocabulary.items() if number < len(tokens.types) and tokens.types[number] == 1}
     return [
         text
         for text in ordinary
         if any(
-            text[:cut] in ordinary and text[cut:] in ordinary and f"{text[:cut]} {text[cut:]}" not in known
+            text[:cut] in ordinary and text[cut:] in ordinary and f"{text[:cut]} {text[cut:]}" not in listed
             for cut in range(1, len(text))
         )
     ]
@@ -588,8 +588,8 @@ def _wordpiece(folder: Folder, tokenizer: Json, config: Json, tokens: _Tokens) -
         text, kind = (row.text, CONTROL) if row.special else (_SPACE + row.text, USER_DEFINED)
         tokens.put(number, text, kind, 0.0)
     types = config.get("type_vocab_size", 2)
-    found = {"model": "bert", "pre": "default", "token_type_count": types if type(types) is int else 2}
-    return found | _normalizer(tokenizer)
+    parts = {"model": "bert", "pre": "default", "token_type_count": types if type(types) is int else 2}
+    return parts | _normalizer(tokenizer)
 
 
 def _normalizer(tokenizer: Json) -> dict[str, Any]:

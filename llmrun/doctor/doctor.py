@@ -272,15 +272,15 @@ def _read_build() -> Build:
 def _processor_build(machine: Hardware, build: Build) -> Finding:
     features = set(build.features.get("CPU", ()))
     has = {_FEATURES[flag] for flag in machine.cpu_flags if flag in _FEATURES}
-    known = features & set(_FEATURES.values())
-    text = f"for {', '.join(sorted(known)) or 'any processor'}"
+    compiled = features & set(_FEATURES.values())
+    text = f"for {', '.join(sorted(compiled)) or 'any processor'}"
     if build.cpu_variant:
         text = f"variant {build.cpu_variant}, {text}"
     if build.backends:
         text += f"; backends in use: {', '.join(build.backends)}"
     rebuild = GpuBuild("", "").command
-    if has and known - has:
-        missing = ", ".join(sorted(known - has))
+    if has and compiled - has:
+        missing = ", ".join(sorted(compiled - has))
         return Finding("build", "problem", f"{text}, but this processor has no {missing}: it will crash", rebuild)
     if has - features and not build.cpu_variant:  # llama.cpp has chosen the best variant
         unused = ", ".join(sorted(has - features))
@@ -298,11 +298,11 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
         if build.offload:
             text = f"{maker}'s card is not used: llama.cpp can use GPUs, but sees none"
             yield Finding("GPU", "warning", text, "install or load the card's driver; in a container, pass the card in")
-        elif (found := gpu_build([maker])) is not None:
+        elif (build_for_maker := gpu_build([maker])) is not None:
             # Intel's graphics mostly share the processor's memory, whose bandwidth limits both.
             text = f"{maker}'s card is not used: llama.cpp was built without support for it"
-            text += "" if found.missing else "; llmrun doctor --install-gpu builds it"
-            yield Finding("GPU", "ok" if maker == "Intel" else "warning", text, found.command)
+            text += "" if build_for_maker.missing else "; llmrun doctor --install-gpu builds it"
+            yield Finding("GPU", "ok" if maker == "Intel" else "warning", text, build_for_maker.command)
 
 
 def _rpc(build: Build) -> Finding:
@@ -362,7 +362,7 @@ def _memory(machine: Hardware) -> Finding:
 
 
 def _directory(topic: str, path: Path) -> Finding:
-    existing = next((each for each in (path, *path.parents) if _exists(each)), path)
+    existing = next((folder for folder in (path, *path.parents) if _exists(folder)), path)
     if not existing.is_dir():
         return Finding(topic, "problem", f"{existing} is not a directory", f"move {existing} away", 6)
     if not os.access(existing, os.W_OK | os.X_OK):

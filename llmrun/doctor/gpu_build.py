@@ -1,6 +1,6 @@
 """The build of llama.cpp for this machine's GPU: the choice of its backend, its installation, and the way back.
 
-Must not know terminals. Runs pip in the environment of this process; the trial of the new build is the caller's.
+Runs pip in the environment of this process; the trial of the new build is the caller's.
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ def gpu_build(makers: Iterable[str]) -> GpuBuild | None:
     """
     if sys.platform == "darwin":
         return _METAL
-    known = [maker for maker in makers if maker in _TOOLKITS]
-    for maker in known:
+    with_toolkit = [maker for maker in makers if maker in _TOOLKITS]
+    for maker in with_toolkit:
         backend, flags, compiler, folder, _ = _TOOLKITS[maker]
         if shutil.which(compiler):
             return GpuBuild(backend, flags)
         if shutil.which(compiler, path=folder):
             return GpuBuild(backend, flags, folder)
-    if known and shutil.which("glslc"):
+    if with_toolkit and shutil.which("glslc"):
         return _VULKAN
-    for maker in known:
+    for maker in with_toolkit:
         backend, flags, _, _, toolkit = _TOOLKITS[maker]
         return GpuBuild(backend, flags, missing=toolkit)
     return None

@@ -1,7 +1,4 @@
-"""The explanation of one answer: the engine's activations, the sampler's choices, the KV cache, the machine's limits.
-
-Owns their combination; must not print.
-"""
+"""An explained answer: the engine's activations, the sampler's choices, the KV cache, the machine's limits."""
 
 from __future__ import annotations
 
@@ -63,7 +60,7 @@ class JobRunner(Protocol):
 
 def explain_answer(
     model: Model,
-    asked: tuple[JobRunner, int] | None = None,
+    measuring: tuple[JobRunner, int] | None = None,
     *,
     everywhere: bool = False,
     candidates: int = CANDIDATES,
@@ -71,14 +68,14 @@ def explain_answer(
     """Return the explanation of a model's last answer, whose request must have had `remember` set.
 
     Args:
-        asked: an engine with the model, and the number of the answer's request; by default the model's own.
+        measuring: an engine with the model, and the number of the answer's request; by default the model's own.
         everywhere: see llmrun.protocol.jobs.explain.ExplainRun.
 
     Raises:
         UsageError: there is no such answer.
         OutOfMemoryError: a second context does not fit.
     """
-    engine, answer = asked or model.last_answer()
+    engine, answer = measuring or model.last_answer()
     choices = engine.do(EXPLAIN_CHOICES, ExplainChoices(answer, MOST_TOKENS, candidates)).choices
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
     watched = BenchTest(n_prompt=len(run.tokens) - run.first, n_depth=run.first)

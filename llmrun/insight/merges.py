@@ -1,6 +1,6 @@
 """Merge trees of tokens: the tokenizers' algorithms, applied to the vocabulary in a model's header.
 
-Owns the algorithms, which are llama.cpp's (src/llama-vocab.cpp) without the optimizations: for a few tokens at a time.
+The algorithms are llama.cpp's (src/llama-vocab.cpp) without the optimizations: for a few tokens at a time.
 llama.cpp tokenizes; a token that these algorithms do not lead to has no tree.
 """
 

@@ -1,6 +1,6 @@
 """The tokens of a text, and their number for each script.
 
-Owns the counts; llama.cpp tokenizes, in the engine. Must not print.
+llama.cpp tokenizes, in the engine.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def tokenize_text(engine: client.EngineClient, path: Path, text: str, *, special
         BadModelError: the vocabulary can't be loaded, or can't spell the text.
         EngineCrashedError: the engine died.
     """
-    found = engine.do(TOKENIZE, TokenizeText(str(path.absolute()), text, special))
-    return TokenizedFile(path, as_tokens(found), found.n_vocab)
+    tokens = engine.do(TOKENIZE, TokenizeText(str(path.absolute()), text, special))
+    return TokenizedFile(path, as_tokens(tokens), tokens.n_vocab)
 
 
-def as_tokens(found: TextTokens) -> tuple[Token, ...]:
+def as_tokens(text: TextTokens) -> tuple[Token, ...]:
     """Return the engine's result as one entry for each token of the text."""
-    known = {piece.token: Token(piece.token, bytes.fromhex(piece.data), piece.is_control) for piece in found.pieces}
-    return tuple(known[token] for token in found.tokens)
+    pieces = {piece.token: Token(piece.token, bytes.fromhex(piece.data), piece.is_control) for piece in text.pieces}
+    return tuple(pieces[token] for token in text.tokens)
 
 
 def groups(tokens: Sequence[Token]) -> Iterator[TokenGroup]:
@@ -125,11 +125,17 @@ def script_counts(tokens: Sequence[Token]) -> list[ScriptCount]:
                 count.words += begins_word
             begins_word = character.isspace() or (begins_word and script == _OTHERS)
         counts.setdefault(first_script or _OTHERS, _Count()).tokens += len(group.tokens)
-    found = [
-        ScriptCount(script, each.characters, each.n_bytes, each.tokens, None if script in _SPACELESS else each.words)
-        for script, each in counts.items()
+    counted = [
+        ScriptCount(
+            script,
+            script_count.characters,
+            script_count.n_bytes,
+            script_count.tokens,
+            None if script in _SPACELESS else script_count.words,
+        )
+        for script, script_count in counts.items()
     ]
-    return sorted(found, key=lambda count: -count.tokens)
+    return sorted(counted, key=lambda count: -count.tokens)
 
 
 @dataclass(slots=True)

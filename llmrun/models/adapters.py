@@ -1,4 +1,4 @@
-"""LoRA adapters named by the user, and their files. Must not know their use."""
+"""LoRA adapters named by the user, and their files."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def read_adapters(texts: Sequence[str], label: str = "--lora") -> tuple[Adapter,
         ModelNotFoundError: there is no such file.
         UsageError: a scale is not a number, or two adapters have the same name.
     """
-    found: dict[str, Adapter] = {}
+    adapters: dict[str, Adapter] = {}
     for text in texts:
         adapter = _read_adapter(text, label)
-        if adapter.name in found:
+        if adapter.name in adapters:
             raise UsageError(
                 f"two adapters are called {adapter.name}",
-                why=f"{found[adapter.name].path} and {adapter.path}",
+                why=f"{adapters[adapter.name].path} and {adapter.path}",
                 hint="rename one of the files: requests name adapters by them",
             )
-        found[adapter.name] = adapter
-    return tuple(found.values())
+        adapters[adapter.name] = adapter
+    return tuple(adapters.values())
 
 
 def _read_adapter(text: str, label: str) -> Adapter:
@@ -62,7 +62,7 @@ def adapter_bytes(adapters: Iterable[Adapter], model: Header) -> int:
 
     Raises BadModelError if a file is damaged or not a LoRA adapter, and UsageError if one was made for another model.
     """
-    found = [adapter_facts(read_header(Path(adapter.path))) for adapter in adapters]
-    for facts in found:
+    headers = [adapter_facts(read_header(Path(adapter.path))) for adapter in adapters]
+    for facts in headers:
         check_fits(facts, model)
-    return sum(facts.header.weight_bytes for facts in found)
+    return sum(facts.header.weight_bytes for facts in headers)

@@ -80,11 +80,11 @@ def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> Verifi
         if promised is None:
             return VerificationResult(model, "unknown", f"no checksum of {name} is known")
         try:
-            found = sha256_of(path, on_bytes)
+            actual = sha256_of(path, on_bytes)
         except OSError as error:
             return VerificationResult(model, "damaged", f"{name} can't be read: {error.strerror or error}")
-        if found != promised:
-            return VerificationResult(model, "damaged", f"the sha256 of {name} is {found}, expected {promised}")
+        if actual != promised:
+            return VerificationResult(model, "damaged", f"the sha256 of {name} is {actual}, expected {promised}")
     return VerificationResult(model, "ok", "sha256 matches")
 
 

@@ -285,10 +285,10 @@ def search(
     refuse_offline("the hub can't be searched", settings)
     fields = ["downloads", "likes", "lastModified", "gated"]
     query = {"filter": "gguf", "search": " ".join(words), "sort": "downloads", "limit": limit, "expand": fields}
-    found = request_json("/api/models", query, settings, on_note, policy=policy)
-    if not isinstance(found, list):
+    rows = request_json("/api/models", query, settings, on_note, policy=policy)
+    if not isinstance(rows, list):
         raise invalid_response(settings, "something that is not a list")
-    return [match for match in map(_match, found[:limit]) if match]
+    return [match for match in map(_match, rows[:limit]) if match]
 
 
 def choose(spec: ModelSpec, files: Sequence[RemoteFile]) -> Parts:
@@ -312,10 +312,10 @@ def nearest_quant(spec: ModelSpec, files: Sequence[RemoteFile]) -> str:
     """Return the quant that replaces a catalogue's file; "" if that is there, or has no similar one."""
     if not spec.alias or not spec.quant or any(file.name in filenames.all_parts(spec.filename or "") for file in files):
         return ""
-    wanted, found = spec.quant.removeprefix("UD-"), by_quant(files)
-    names = {quant: quant.upper().removeprefix("UD-") for quant in found}
+    wanted, quants = spec.quant.removeprefix("UD-"), by_quant(files)
+    names = {quant: quant.upper().removeprefix("UD-") for quant in quants}
     shared = {quant: len(commonprefix((wanted, name))) for quant, name in names.items()}  # noqa: RUF071 - of texts
-    best = max(found, key=lambda quant: (shared[quant], -n_bytes(found[quant])), default="")
+    best = max(quants, key=lambda quant: (shared[quant], -n_bytes(quants[quant])), default="")
     bits = re.search(r"\d", wanted)
     return best if best and bits and shared[best] >= bits.end() else ""
 
@@ -347,10 +347,10 @@ def quant_of(parts: Parts) -> str:
 def by_quant(files: Sequence[RemoteFile]) -> dict[str, Parts]:
     """Map each quant to its files, complete models only, the preferred first."""
     by_name = {file.name: file for file in files}
-    found = {quant: filenames.all_parts(first) for quant, first in filenames.available(by_name).items()}
+    parts = {quant: filenames.all_parts(first) for quant, first in filenames.available(by_name).items()}
     return {
         quant: tuple(by_name[name] for name in names)
-        for quant, names in found.items()
+        for quant, names in parts.items()
         if all(name in by_name for name in names)
     }
 

@@ -50,10 +50,10 @@ def find_projector(model: Path, named: str | None = None) -> Path | None:
     with suppress(OSError):
         if not model.is_file():
             return None
-        found = projectors_for(model.name, (path.name for path in model.parent.iterdir()))
-        if len(found) > 1:
-            found = _fitting(model, found)
-        best = projector_for(model.name, found)
+        projectors = projectors_for(model.name, (path.name for path in model.parent.iterdir()))
+        if len(projectors) > 1:
+            projectors = _fitting(model, projectors)
+        best = projector_for(model.name, projectors)
         return model.parent / best if best else None
     return None
 

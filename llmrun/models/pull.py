@@ -1,7 +1,4 @@
-"""Model downloads: from the store, else the hub, else its mirror, else a plain link.
-
-Owns the order of these attempts; must not know transfer, cache layout or the hub's protocol.
-"""
+"""Model downloads: from the store, else the hub, else its mirror, else a plain link."""
 
 from __future__ import annotations
 
@@ -52,8 +49,8 @@ def _ignore_size(n_bytes: int | None) -> None:
     pass
 
 
-def _usual(spec: ModelSpec, found: hub.Repository) -> hub.Parts:
-    return hub.choose(spec, found.files)
+def _usual(spec: ModelSpec, repository: hub.Repository) -> hub.Parts:
+    return hub.choose(spec, repository.files)
 
 
 def pull(
@@ -187,19 +184,19 @@ class _Repository:
 
     def offer(self) -> HubOffer:
         """Return the hub's files, after checking that all missing bytes fit on the disk."""
-        found = hub.repository_files(
+        repository = hub.repository_files(
             self.repository, self.spec.revision, self.settings, self.on_note, policy=self.policy
         )
-        parts = _parts(self.spec, found, self.choose)
-        if hub.nearest_quant(self.spec, found.files):
-            self.on_note(f"{found.id} no longer has {self.spec.filename}; its nearest kin is {parts[0].name}")
-        parts = (*parts, *_projector(parts[0].name, found))
+        parts = _parts(self.spec, repository, self.choose)
+        if hub.nearest_quant(self.spec, repository.files):
+            self.on_note(f"{repository.id} no longer has {self.spec.filename}; its nearest kin is {parts[0].name}")
+        parts = (*parts, *_projector(parts[0].name, repository))
         with disk_errors(self.store.root):
             missing = sum(
                 part.size - arrived_bytes(blob, part.size) for part in parts if not (blob := self._blob(part)).exists()
             )
             require_space(self.store.root, missing)
-        return HubOffer(found.commit, parts, missing)
+        return HubOffer(repository.commit, parts, missing)
 
     def download(self, offer: HubOffer) -> Path:
         """Download the missing files; return the (first) file's path."""
@@ -243,28 +240,28 @@ class _Repository:
         return self.store.install(self.repository, commit, filename, sha256, self.spec.revision)
 
 
-def _parts(spec: ModelSpec, found: hub.Repository, choose: Choose) -> hub.Parts:
+def _parts(spec: ModelSpec, repository: hub.Repository, choose: Choose) -> hub.Parts:
     """Return the chosen files, all of them present on the hub.
 
     Raises NetworkError if the hub has only some of a split model's files.
     """
     try:
-        return choose(spec, found)
+        return choose(spec, repository)
     except ModelNotFoundError as error:
-        missing = _missing_parts([file.name for file in found.files], spec)
+        missing = _missing_parts([file.name for file in repository.files], spec)
         if not missing:
             raise
         raise NetworkError(
-            f"{found.id} is incomplete: {missing[0]!r} is missing",
+            f"{repository.id} is incomplete: {missing[0]!r} is missing",
             why=f"the model is split, and {len(missing)} of its files are not on the hub",
             hint="tell its makers, or choose another quant",
         ) from error
 
 
-def _projector(model: str, found: hub.Repository) -> hub.Parts:
+def _projector(model: str, repository: hub.Repository) -> hub.Parts:
     """Return the repository's image projector for a model, if there is one."""
-    name = filenames.projector_for(model, (file.name for file in found.files))
-    return tuple(file for file in found.files if file.name == name)
+    name = filenames.projector_for(model, (file.name for file in repository.files))
+    return tuple(file for file in repository.files if file.name == name)
 
 
 def _missing_parts(names: Sequence[str], spec: ModelSpec) -> list[str]:

@@ -1,8 +1,7 @@
 """Model names: alias, owner/repo:quant, link or path -> ModelSpec.
 
-Owns the spelling of names and the catalogue (models.toml); must not know the network, the cache or the contents of
-model files. Opens no file except models.toml. A local name (a path, a model of another program, a short name of `llmrun
-import`) must exist; a name on the hub is not checked.
+Opens no file except models.toml, the catalogue. A local name (a path, a model of another program, a short name of
+`llmrun import`) must exist; a name on the hub is not checked.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ class CatalogueEntry:
     def spelling(self, quant: str) -> str | None:
         """Return the quant as the repository's file names spell it; None when there is no such quant."""
         wanted = quant.upper()
-        return next((known for known in self.quants if known.upper() == wanted), None)
+        return next((spelled for spelled in self.quants if spelled.upper() == wanted), None)
 
     def filename(self, quant: str) -> str:
         """Return the file name of a quant that has a spelling()."""
@@ -228,8 +227,8 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         return _from_hub(name, name, catalogue)
     if _looks_like_file(name):
         return _from_path(name)
-    own = load_settings().hub_cache / f"models--local--{alias}"
-    if _NAME_PART.fullmatch(alias) and os.path.isdir(own):  # noqa: PTH112 - False for a name that is too long
+    imported = load_settings().hub_cache / f"models--local--{alias}"
+    if _NAME_PART.fullmatch(alias) and os.path.isdir(imported):  # noqa: PTH112 - False for a name that is too long
         return _from_hub(name, f"{IMPORTED}{name}", catalogue)
     raise _unknown(name, alias, catalogue)
 
@@ -246,12 +245,12 @@ def _as_ollama_names(catalogue: Catalogue, family: str, tag: str) -> tuple[Catal
 
 def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:
     if quant and not entry.spelling(quant):
-        known = [spelling.upper() for spelling in entry.quants]
-        near = similar_quants(quant, known)
+        quants = [spelling.upper() for spelling in entry.quants]
+        near = similar_quants(quant, quants)
         guess = f"did you mean {' or '.join(f'{entry.alias}:{one}' for one in near)}? Or " if near else ""
         raise ModelNotFoundError(
             f"{entry.alias} has no quant {quant}",
-            why="the catalogue has " + ", ".join(known),
+            why="the catalogue has " + ", ".join(quants),
             hint=f"{guess}{entry.repository}:{quant} looks on the hub",
         )
     return entry.spec(name, quant)
@@ -296,10 +295,10 @@ def _looks_like_file(name: str) -> bool:
 def _from_path(name: str) -> ModelSpec:
     try:
         path = user_path(name).absolute()
-        found = path.exists()
+        exists = path.exists()
     except (OSError, RuntimeError) as error:
         raise ModelNotFoundError(f"there is no file {name}", why=str(error)) from error
-    if not found:
+    if not exists:
         raise ModelNotFoundError(
             f"there is no file {name}",
             why=f"{path} does not exist",

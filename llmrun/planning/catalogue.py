@@ -81,20 +81,20 @@ class Estimates:
 
     def file_of(self, entry: CatalogueEntry) -> Path | None:
         """Return the entry's file on this disk, of its default quant if that is there."""
-        paths = [each.path for each in self._models if each.repository.lower() == entry.repository.lower()]
+        paths = [model.path for model in self._models if model.repository.lower() == entry.repository.lower()]
         usual = [path for path in paths if path.name.lower() == entry.filename(entry.quant).lower()]
         return next(iter([*usual, *paths]), None)
 
     def size_of(self, entry: CatalogueEntry) -> FileSize:
         """Return the size of the entry's file on this disk, or of its default file."""
         path = self.file_of(entry)
-        found = size_of_file(path) if path is not None else None
-        return found or FileSize(entry.parameters, entry.quant.upper(), entry.n_bytes)
+        size = size_of_file(path) if path is not None else None
+        return size or FileSize(entry.parameters, entry.quant.upper(), entry.n_bytes)
 
     def of(self, entry: CatalogueEntry) -> ModelEstimate:
         path = self.file_of(entry)
-        found = self.of_file(path) if path is not None else None
-        return found or estimate_entry(entry, self._hardware, self._speed)
+        estimate = self.of_file(path) if path is not None else None
+        return estimate or estimate_entry(entry, self._hardware, self._speed)
 
     def of_file(self, path: Path) -> ModelEstimate | None:
         """Return the estimate of a model on this disk; None for a damaged file."""
@@ -130,7 +130,7 @@ def estimate_entry(entry: CatalogueEntry, hardware: Hardware, speed: MachineSpee
     """Estimate a model of the catalogue by its file size."""
     weights = entry.n_bytes
     needed = int(weights * (1 + _OVERHEAD)) + _FIXED_BYTES
-    rooms = (each.memory_available + each.gpu_memory_free for each in (hardware.when_quiet, hardware))
+    rooms = (state.memory_available + state.gpu_memory_free for state in (hardware.when_quiet, hardware))
     fits, fits_now = (needed + margin(room) <= room for room in rooms)
     rate = None
     if speed is not None and not hardware.gpus and entry.kind == "chat":  # the speeds of GPU kernels are not measured
@@ -156,10 +156,10 @@ def propose(entries: Collection[CatalogueEntry], estimates: Estimates) -> list[P
     """
     chats = sorted((entry for entry in entries if entry.kind == "chat"), key=lambda entry: entry.size_mb)
     every = [(entry, estimates.of(entry)) for entry in chats]
-    fitting = [each for each in every if each[1].fits] or every[:1]
+    fitting = [candidate for candidate in every if candidate[1].fits] or every[:1]
     chosen: dict[str, Proposal] = {}
     for number, (purpose, least) in enumerate(PURPOSES.items()):
-        fast = [each for each in fitting if (each[1].decode_rate or 0.0) >= least]
+        fast = [candidate for candidate in fitting if (candidate[1].decode_rate or 0.0) >= least]
         is_known = any(estimate.decode_rate for _, estimate in fitting)
         entry, estimate = (fast or fitting[:1])[-1] if is_known else fitting[(len(fitting) - 1) * number // 2]
         purpose = purpose if fast or not is_known else "the fastest"

@@ -123,12 +123,12 @@ def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ign
         header = read_remote_header(spec.url, on_note=on_note)
         return [QuantCandidate(header.quant, header.path.name, header.file_size, header, True)]
     assert spec.repository is not None
-    found = hub.repository_files(spec.repository, spec.revision, settings, on_note)
-    return candidates_of(spec, found, settings, on_note)
+    repository = hub.repository_files(spec.repository, spec.revision, settings, on_note)
+    return candidates_of(spec, repository, settings, on_note)
 
 
 def candidates_of(
-    spec: ModelSpec, found: Repository, settings: Settings, on_note: OnNote = ignore_note
+    spec: ModelSpec, repository: Repository, settings: Settings, on_note: OnNote = ignore_note
 ) -> list[QuantCandidate]:
     """Return the quants of a repository; reads the header of the spec's quant or of the usual one.
 
@@ -139,12 +139,12 @@ def candidates_of(
         NetworkError: the header can't be read.
         ModelNotFoundError: there is no such file or quant, or no model.
     """
-    chosen = hub.choose(spec, found.files)
-    url = hub.file_url(settings, found.id, found.commit, chosen[0].name)
-    header = read_remote_header(url, token=token(), login_hint=login_hint(settings, found.id), on_note=on_note)
+    chosen = hub.choose(spec, repository.files)
+    url = hub.file_url(settings, repository.id, repository.commit, chosen[0].name)
+    header = read_remote_header(url, token=token(), login_hint=login_hint(settings, repository.id), on_note=on_note)
     return [
         QuantCandidate(quant, parts[0].name, hub.n_bytes(parts), header, parts == chosen)
-        for quant, parts in hub.offers(spec, found.files).items()
+        for quant, parts in hub.offers(spec, repository.files).items()
     ]
 
 
@@ -270,10 +270,10 @@ def _rates(
         return None, None, None
     copies = work.copies(repacked_types(hardware.cpu_flags))
     if any(counts):
-        found = predict_over_gpus(work, speeds, counts, depth=depth, kv_type=kv_type, copies=copies)
+        prediction = predict_over_gpus(work, speeds, counts, depth=depth, kv_type=kv_type, copies=copies)
     else:
-        found = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
-    return found.load_seconds, found.prefill_rate, found.decode_rate
+        prediction = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
+    return prediction.load_seconds, prediction.prefill_rate, prediction.decode_rate
 
 
 def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> float | None:
@@ -300,15 +300,15 @@ def parse_contexts(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: a part is invalid.
     """
-    found = []
+    contexts = []
     for part in filter(None, (part.strip().lower() for part in text.split(","))):
         digits, factor = (part[:-1], 1024) if part.endswith("k") else (part, 1)
         low, high = CONTEXT_BOUNDS
         if not digits.isascii() or not digits.isdecimal() or not low <= int(digits) * factor <= high:
             why = f"must be between {low:,} and {high:,}"
             raise UsageError(f"invalid --ctx {part}", why=why, hint="--ctx 4096,32k")
-        found.append(int(digits) * factor)
-    return tuple(found)
+        contexts.append(int(digits) * factor)
+    return tuple(contexts)
 
 
 WORTHWHILE_CONTEXT = 4096
@@ -325,7 +325,7 @@ def chooser(settings: Settings, on_note: OnNote = ignore_note) -> Callable[[Mode
     return partial(choose, settings=settings, on_note=on_note)
 
 
-def choose(spec: ModelSpec, found: hub.Repository, settings: Settings, on_note: OnNote) -> hub.Parts:
+def choose(spec: ModelSpec, repository: hub.Repository, settings: Settings, on_note: OnNote) -> hub.Parts:
     """Return the files of a repository for this machine; of a split model all parts, in order.
 
     Args:
@@ -337,13 +337,13 @@ def choose(spec: ModelSpec, found: hub.Repository, settings: Settings, on_note: 
         NetworkError: the header can't be read.
     """
     if not is_open(spec):
-        return hub.choose(spec, found.files)
+        return hub.choose(spec, repository.files)
     chosen, why = best(
-        candidates_of(spec, found, settings, on_note), this_machine(), spec.alias or spec.repository or ""
+        candidates_of(spec, repository, settings, on_note), this_machine(), spec.alias or spec.repository or ""
     )
     if why:
         on_note(why)
-    return hub.offers(spec, found.files)[chosen.quant]
+    return hub.offers(spec, repository.files)[chosen.quant]
 
 
 def best(candidates: Sequence[QuantCandidate], hardware: Hardware, name: str) -> tuple[QuantCandidate, str]:

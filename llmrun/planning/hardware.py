@@ -190,7 +190,7 @@ def cgroup_directories(text: str, root: Path) -> Mapping[str, list[Path]]:
         text: of /proc/self/cgroup, lines of hierarchy:controllers:path; version 2 names no controllers ("").
         root: /sys/fs/cgroup.
     """
-    found: dict[str, list[Path]] = {}
+    directories: dict[str, list[Path]] = {}
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -200,8 +200,8 @@ def cgroup_directories(text: str, root: Path) -> Mapping[str, list[Path]]:
             # The combined mount is /sys/fs/cgroup/cpu,cpuacct; /sys/fs/cgroup/cpu is a link to it.
             mount = root / controller if controller else root
             steps = [step for step in path.split("/") if step and step != ".."]
-            found[controller] = [mount.joinpath(*steps[:depth]) for depth in range(len(steps), -1, -1)]
-    return found
+            directories[controller] = [mount.joinpath(*steps[:depth]) for depth in range(len(steps), -1, -1)]
+    return directories
 
 
 def _cgroup_quota(groups: Mapping[str, list[Path]]) -> float | None:
@@ -380,8 +380,8 @@ def _caches(root: Path) -> Iterator[tuple[int, int]]:
 
 def parse_cache_size(text: str) -> int:
     """Return the bytes of sysfs's "2048K"; 0 for other text."""
-    found = re.fullmatch(r"(\d+)([KMG]?)", text)
-    return int(found[1]) * _UNITS[found[2]] if found else 0
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
 def _memory_kind(root: Path) -> str:
@@ -442,8 +442,8 @@ def this_machine(workers: Sequence[str] = ()) -> Hardware:
 
 def is_built_for_gpus(folder: Path) -> bool:
     """Return whether a folder has a library of llama.cpp that computes on GPUs."""
-    found = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder.is_dir() else []
-    return any(each and not _WITHOUT_GPU.fullmatch(each[1]) for each in found)
+    matches = [_BACKEND.match(file.name) for file in folder.iterdir()] if folder.is_dir() else []
+    return any(match and not _WITHOUT_GPU.fullmatch(match[1]) for match in matches)
 
 
 def _with_gpus(hardware: Hardware) -> Hardware:

@@ -106,14 +106,14 @@ def _shape(header: Header) -> dict[str, Any]:
 
 def _build() -> list[list[Any]]:
     """Return names, sizes and times of llama.cpp's libraries, which identify the build without loading it."""
-    found = []
+    libraries = []
     folder = library_folder()
     for pattern in _LIBRARIES:
         for library in folder.glob(pattern) if folder else ():
             with suppress(OSError):
                 status = library.stat()
-                found.append([library.name, status.st_size, int(status.st_mtime)])
-    return sorted(found)
+                libraries.append([library.name, status.st_size, int(status.st_mtime)])
+    return sorted(libraries)
 
 
 @contextmanager
@@ -125,10 +125,10 @@ def _writing(path: Path) -> Iterator[None]:
             yield
 
 
-def _write(path: Path, found: list[dict[str, Any]]) -> None:
+def _write(path: Path, remaining: list[dict[str, Any]]) -> None:
     """Write the entries; remove the file if there are none, so that its presence means entries."""
-    if found:
-        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": found}))
+    if remaining:
+        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": remaining}))
     else:
         path.unlink(missing_ok=True)
 
@@ -165,7 +165,7 @@ def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
     if not times:
         return ""
     # Without flash attention, prefill is slower and needs more memory.
-    return "off" if sum(each.on for each in times) >= _MIN_GAIN * sum(each.off for each in times) else "on"
+    return "off" if sum(time.on for time in times) >= _MIN_GAIN * sum(time.off for time in times) else "on"
 
 
 def forget_attention(header: Header, hardware: Hardware, folder: Path, seconds: float) -> None:
@@ -175,7 +175,7 @@ def forget_attention(header: Header, hardware: Hardware, folder: Path, seconds: 
         LlmrunError: the folder can't be written.
     """
     times = _times(header, hardware, folder)
-    if times and all(min(each.on, each.off) > seconds for each in times):
+    if times and all(min(time.on, time.off) > seconds for time in times):
         drop_entry(folder / ATTENTION_FILE, model_key(header, hardware))
 
 
@@ -184,10 +184,10 @@ def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTi
     path = folder / ATTENTION_FILE
     entry = find_entry(path, model_key(header, hardware)) if path.exists() else None
     try:
-        times = [from_json(AttentionTime, each) for each in entry["times"]] if entry else []
+        times = [from_json(AttentionTime, row) for row in entry["times"]] if entry else []
     except (TypeError, ValueError, KeyError):
         return []  # edited by hand
-    return times if all(0 < seconds < math.inf for each in times for seconds in (each.on, each.off)) else []
+    return times if all(0 < seconds < math.inf for row in times for seconds in (row.on, row.off)) else []
 
 
 def remember_attention(times: tuple[AttentionTime, ...], header: Header, hardware: Hardware, folder: Path) -> None:
@@ -197,7 +197,7 @@ def remember_attention(times: tuple[AttentionTime, ...], header: Header, hardwar
         LlmrunError: the folder can't be written.
     """
     key = model_key(header, hardware)
-    keep_entry(folder / ATTENTION_FILE, key, {"times": [each._asdict() for each in times]})
+    keep_entry(folder / ATTENTION_FILE, key, {"times": [time._asdict() for time in times]})
 
 
 # ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model
@@ -216,10 +216,10 @@ def known_excess(header: Header, hardware: Hardware, folder: Path) -> tuple[tupl
     if not hardware.gpus or not (folder / FILE).exists():
         return ()
     entry = find_entry(folder / FILE, model_key(header, hardware))
-    found = entry.get("excess") if entry else None
-    if not isinstance(found, dict):
+    excess = entry.get("excess") if entry else None
+    if not isinstance(excess, dict):
         return ()
-    return tuple((name, size) for name, size in found.items() if isinstance(size, int))
+    return tuple((name, size) for name, size in excess.items() if isinstance(size, int))
 
 
 def compare_allocated(header: Header, plan: Plan, buffers: Sequence[DeviceBuffer], folder: Path) -> list[str]:

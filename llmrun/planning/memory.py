@@ -1,6 +1,6 @@
 """The memory of a model: weights, KV cache, llama.cpp's scratch memory, and the process around them.
 
-Pure arithmetic over the facts of a header; must not know the machine (plan.py compares). Sizes are in bytes, context
+Pure arithmetic over the facts of a header; plan.py compares it with the machine. Sizes are in bytes, context
 windows in tokens. tests/benchmarks/plan.py compares these figures with real processes.
 """
 
@@ -157,10 +157,10 @@ def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
 
 def rooms(n_ctx: int, start: int) -> list[int]:
     """Return the KV cache sizes of a growing conversation in tokens; the last is n_ctx."""
-    found = [min(start, n_ctx)]
-    while found[-1] < n_ctx:
-        found.append(min(2 * found[-1], n_ctx))
-    return found
+    sizes = [min(start, n_ctx)]
+    while sizes[-1] < n_ctx:
+        sizes.append(min(2 * sizes[-1], n_ctx))
+    return sizes
 
 
 def _compute_bytes(header: Header, tokens: int, ubatch: int) -> int:

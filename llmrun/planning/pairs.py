@@ -81,9 +81,11 @@ def plan_pair(
         return plan, Drafts(drafts, replace(plan.load(draft.path), draft_heads=True))
     gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
     # Overrides, and the memory that was measured, are of the model.
-    own = replace(preferences, override_tensor="", n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers)
+    draft_preferences = replace(
+        preferences, override_tensor="", n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers
+    )
     alone = replace(hardware, memory_total=0, workers=())
-    beside = replace(make_plan(drafts, alone, own, measured=Measured(measured.attention)), n_parked=0)
+    beside = replace(make_plan(drafts, alone, draft_preferences, measured=Measured(measured.attention)), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 
 
@@ -102,27 +104,27 @@ class ResizedHeader(Header):
 
     @classmethod
     def of(cls, header: Header, own_bytes: int, draft: Header | None = None) -> ResizedHeader:
-        known = {each.name: getattr(header, each.name) for each in fields(Header)}
-        return cls(**known, own_bytes=own_bytes, draft=draft)
+        values = {field.name: getattr(header, field.name) for field in fields(Header)}
+        return cls(**values, own_bytes=own_bytes, draft=draft)
 
     @property
     def weight_bytes(self) -> int:
         return self.own_bytes + (self.draft.weight_bytes if self.draft else 0)
 
     def kv_bytes_per_token(self, bytes_per_element: float = 2.0) -> float:
-        own = super().kv_bytes_per_token(bytes_per_element)
+        n_bytes = super().kv_bytes_per_token(bytes_per_element)
         if self.draft is not None and self.draft.is_heads_only:
-            return own + self.draft.head_cache_bytes(1, bytes_per_element)
-        return own + (self.draft.kv_bytes_per_token(bytes_per_element) if self.draft else 0)
+            return n_bytes + self.draft.head_cache_bytes(1, bytes_per_element)
+        return n_bytes + (self.draft.kv_bytes_per_token(bytes_per_element) if self.draft else 0)
 
     def cache_bytes(
         self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
     ) -> float:
         sizes = {"ubatch": ubatch, "sequences": sequences, "streams": streams}
-        own = super().cache_bytes(n_tokens, bytes_per_element, **sizes)
+        n_bytes = super().cache_bytes(n_tokens, bytes_per_element, **sizes)
         if self.draft is not None and self.draft.is_heads_only:
-            return own + self.draft.head_cache_bytes(n_tokens, bytes_per_element)
-        return own + (self.draft.cache_bytes(n_tokens, bytes_per_element, **sizes) if self.draft else 0)
+            return n_bytes + self.draft.head_cache_bytes(n_tokens, bytes_per_element)
+        return n_bytes + (self.draft.cache_bytes(n_tokens, bytes_per_element, **sizes) if self.draft else 0)
 
     @property
     def expert_bytes(self) -> dict[int, int]:
@@ -137,20 +139,20 @@ def read_draft(header: Header, draft: DraftFile) -> Header:
         BadModelError: the file is damaged, or no model that llama.cpp can run.
         UsageError: the draft model does not fit the model.
     """
-    found = read_header(draft.path, arrays=(_TOKENS,))
-    if found.draft_kind in DRAFT_KINDS.keys() - {"mtp"}:
-        why = f"it is {DRAFT_KINDS[found.draft_kind]}, with which llmrun can't draft yet"
+    draft_header = read_header(draft.path, arrays=(_TOKENS,))
+    if draft_header.draft_kind in DRAFT_KINDS.keys() - {"mtp"}:
+        why = f"it is {DRAFT_KINDS[draft_header.draft_kind]}, with which llmrun can't draft yet"
         hint = "leave out --draft: drafts are from the text, and by the model's own heads if it has some"
-    elif found.is_heads_only:
-        check(found, is_of_heads=True)
-        why, hint = _heads_misfit(header, found), "give the heads (mtp-*.gguf) that were made with the model"
+    elif draft_header.is_heads_only:
+        check(draft_header, is_of_heads=True)
+        why, hint = _heads_misfit(header, draft_header), "give the heads (mtp-*.gguf) that were made with the model"
     else:
-        check(found)
-        why = _misfit(read_header(header.path, arrays=(_TOKENS,)), found)
+        check(draft_header)
+        why = _misfit(read_header(header.path, arrays=(_TOKENS,)), draft_header)
         hint = "give a smaller model of the same family"
     if why:
         raise UsageError(f"{draft.name} can't draft for {header.path.name}", why=why, hint=hint)
-    return found
+    return draft_header
 
 
 def _heads_misfit(header: Header, heads: Header) -> str:
@@ -160,7 +162,7 @@ def _heads_misfit(header: Header, heads: Header) -> str:
     if not heads.can_use_heads:
         return f"the heads of {heads.architecture!r} can't draft here"
     for what, of in (("width", "n_embd"), ("vocabulary", "n_vocab")):
-        numbers = [getattr(each, of) for each in (heads, header)]
+        numbers = [getattr(facts, of) for facts in (heads, header)]
         if numbers[0] != numbers[1]:
             return f"its {what} is {numbers[0]:,}, and the model's {numbers[1]:,}"
     return ""
@@ -176,7 +178,7 @@ def _misfit(header: Header, draft: Header) -> str:
         return f"their vocabularies differ: {draft.n_vocab:,} tokens and {header.n_vocab:,}"
     for token in ("bos", "eos"):
         adds, numbers = (
-            [each.metadata.get(f"tokenizer.ggml.{key}") for each in (draft, header)]
+            [facts.metadata.get(f"tokenizer.ggml.{key}") for facts in (draft, header)]
             for key in (f"add_{token}_token", f"{token}_token_id")
         )
         if _differ(adds) or (any(adds) and _differ(numbers)):
@@ -191,7 +193,7 @@ def _differ(values: list[Any]) -> bool:
 
 
 def _different_token(header: Header, draft: Header) -> str:
-    tokens = [each.metadata[_TOKENS] for each in (draft, header)]
+    tokens = [facts.metadata[_TOKENS] for facts in (draft, header)]
     pairs = zip(*tokens, strict=False)
     for number, (ours, theirs) in enumerate(pairs):
         if number >= _FIRST_COMPARED and ours != theirs:

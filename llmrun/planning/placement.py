@@ -54,7 +54,7 @@ class _Placement:
         header: Header,
         needs: Memory,
         n_ctx: int,
-        own: Sequence[Gpu],
+        gpus: Sequence[Gpu],
         settings: EngineSettings,
         excess: Mapping[str, int],
         *,
@@ -62,20 +62,22 @@ class _Placement:
     ) -> None:
         self._header, self._needs, self._n_ctx, self._settings = header, needs, n_ctx, settings
         parts = proportions(settings.tensor_split)
-        self._parts = [*parts, *[0.0] * (len(own) - len(parts))] if parts else [gpu.memory_free for gpu in own]
+        self._parts = [*parts, *[0.0] * (len(gpus) - len(parts))] if parts else [gpu.memory_free for gpu in gpus]
         if settings.split_mode == "tensor" and not parts:
-            self._parts = [1.0] * len(own)
+            self._parts = [1.0] * len(gpus)
         self._scratch = reserved_bytes(header, n_ctx, ubatch=settings.n_ubatch, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
         self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
         self._moved_from: Counter[int] = Counter()  # layer -> bytes of tensors that --override-tensor moves
-        self._moved_to = [0] * len(own)
+        self._moved_to = [0] * len(gpus)
         self._largest_moved = 0  # of those in RAM
-        self._excess = [excess.get(gpu.name, 0) for gpu in own]
-        self._move(settings, [gpu.name for gpu in own])
+        self._excess = [excess.get(gpu.name, 0) for gpu in gpus]
+        self._move(settings, [gpu.name for gpu in gpus])
 
     def _move(self, settings: EngineSettings, names: Sequence[str]) -> None:
-        overrides = [(re.compile(each.pattern), each.device) for each in tensor_overrides(settings.override_tensor)]
+        overrides = [
+            (re.compile(override.pattern), override.device) for override in tensor_overrides(settings.override_tensor)
+        ]
         for name, (layer, share) in self._shares.tensors.items() if overrides else ():
             device = next((device for pattern, device in overrides if pattern.search(name)), None)
             size = int(share * self._needs.weights)
@@ -154,22 +156,22 @@ def split_memory(
         with_scores: attention scores are stored, for lack of flash attention.
         settings: only DEVICE_SETTINGS and n_ubatch are heeded.
     """
-    own = [gpu for gpu in gpus if not gpu.shared]
-    if not own:
+    separate = [gpu for gpu in gpus if not gpu.shared]
+    if not separate:
         return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
-    placement = _Placement(header, needs, n_ctx, own, settings, excess, with_scores=with_scores)
+    placement = _Placement(header, needs, n_ctx, separate, settings, excess, with_scores=with_scores)
     layers, experts = placement.layers, header.expert_bytes
 
     def fits(chosen: int, left: tuple[int, ...]) -> bool:
         taken = placement.taken(chosen, left)
-        return all(size <= max(gpu.memory_free - _GPU_MARGIN, 0) for size, gpu in zip(taken, own, strict=True))
+        return all(size <= max(gpu.memory_free - _GPU_MARGIN, 0) for size, gpu in zip(taken, separate, strict=True))
 
     left: tuple[int, ...] = ()
     if preferred_experts is not None:
         left = _spread(experts, preferred_experts)
     elif preferred is None and experts and not fits(layers, left):
         tries = (_spread(experts, count) for count in range(1, len(experts) + 1))
-        left = next((each for each in tries if fits(layers, each)), tuple(experts))
+        left = next((layer_numbers for layer_numbers in tries if fits(layers, layer_numbers)), tuple(experts))
     if preferred is None:
         chosen = next((count for count in range(layers, 0, -1) if fits(count, left)), 0)
     else:
@@ -182,16 +184,16 @@ def split_memory(
         vram=sum(taken),
         cpu_experts=left,
         gpu_counts=tuple(map(len, placement.layers_of(chosen))),
-        gpu_bytes=tuple((gpu.name, size) for gpu, size in zip(own, taken, strict=True)),
+        gpu_bytes=tuple((gpu.name, size) for gpu, size in zip(separate, taken, strict=True)),
     )
 
 
 def check_overrides(text: str, gpus: Sequence[Gpu]) -> None:
     """Raise UsageError if a tensor override names a device that the model does not use."""
-    known = [PROCESSOR, *(gpu.name for gpu in gpus)]
+    devices = [PROCESSOR, *(gpu.name for gpu in gpus)]
     for override in tensor_overrides(text):
-        if override.device not in known:
-            raise unknown_device("--override-tensor", override.device, known)
+        if override.device not in devices:
+            raise unknown_device("--override-tensor", override.device, devices)
 
 
 def _spread(experts: Mapping[int, int], count: int) -> tuple[int, ...]:
@@ -213,20 +215,20 @@ def gpu_notes(
     """Return what to say about a split; arguments as in split_memory()."""
     if preferred_experts and not split.cpu_experts:
         return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
-    own = {gpu.name: gpu.memory_free for gpu in gpus if not gpu.shared}
+    free = {gpu.name: gpu.memory_free for gpu in gpus if not gpu.shared}
     if (preferred, preferred_experts) != (None, None):
         return [
-            f"{name} has {readable_size(own[name])} free, but this takes {readable_size(size)}: loading may fail or be "
-            "slow (without -ngl, as many layers as fit are put there)"
+            f"{name} has {readable_size(free[name])} free, but this takes {readable_size(size)}: loading may fail or "
+            "be slow (without -ngl, as many layers as fit are put there)"
             for name, size in split.gpu_bytes
-            if size > own[name]
+            if size > free[name]
         ]
     if not split.gpu_layers or not split.gpu_bytes or (split.gpu_layers == ALL_LAYERS and not split.cpu_experts):
         return []
     where = described(split.gpu_layers, len(split.cpu_experts))
     if split.gpu_layers != ALL_LAYERS:
         where = where.replace(" layers", f" of {header.n_layers + 1} layers", 1)
-    return [f"{where}: what fits into its {readable_size(sum(own.values()))} of free memory"]
+    return [f"{where}: what fits into its {readable_size(sum(free.values()))} of free memory"]
 
 
 _LEFT_FREE = 0.1  # of each device's memory; all of a processor's counts as free, even if used
@@ -245,7 +247,7 @@ def split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Hard
     free = [device.memory_free for worker in hardware.workers for device in worker.devices]
     n_remote = len(free)
     free += [gpu.memory_free for gpu in hardware.gpus if not gpu.shared]
-    rooms = [int(max((1 - _LEFT_FREE) * each - reserved, 0) / of_layer) for each in free]
+    rooms = [int(max((1 - _LEFT_FREE) * room - reserved, 0) / of_layer) for room in free]
     here = int(max((1 - _LEFT_FREE) * hardware.memory_available - (needs.needed - layers * of_layer), 0) / of_layer)
     if preferred is not None:
         here, layers = 0, layers if preferred == ALL_LAYERS else min(preferred, layers)

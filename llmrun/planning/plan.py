@@ -141,9 +141,9 @@ class LoadPreferences:
         Raises:
             UsageError: the preferences name a GPU that is not there.
         """
-        found = selected(there, self.device, self.split_mode, self.main_gpu, self.tensor_split)
-        check_overrides(self.override_tensor, found)
-        return found
+        used = selected(there, self.device, self.split_mode, self.main_gpu, self.tensor_split)
+        check_overrides(self.override_tensor, used)
+        return used
 
     def settings(self, hardware: Hardware) -> EngineSettings:
         """Return the settings for a job that loads a model without a plan."""
@@ -157,8 +157,8 @@ class LoadPreferences:
 class Measured(NamedTuple):
     """Measurements of earlier runs of a model on this machine."""
 
-    attention: str = ""  # faster flash attention setting of one sequence, see attention.py; "" if unknown
-    gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see gpu_memory.py
+    attention: str = ""  # faster flash attention setting of one sequence, see measurements.py; "" if unknown
+    gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see measurements.py
 
 
 UNMEASURED = Measured()
@@ -575,12 +575,12 @@ class _ContextFit:
             chosen = self._fitting(free - margin(free), trained)
             if not chosen:
                 raise self._too_large(trained)
-            each = self._window_of_each(free - margin(free), chosen)
-            if each < chosen:
+            window = self._window_of_each(free - margin(free), chosen)
+            if window < chosen:
                 available, parallel = readable_size(free), self.preferences.parallel
-                note = f"context {each:,} of {trained:,} tokens for each of {parallel} answers at the same time"
+                note = f"context {window:,} of {trained:,} tokens for each of {parallel} answers at the same time"
                 note += f": what fits into {available} of free memory with some to spare"
-                return each, [f"{note} (--parallel 1 leaves {chosen:,})"]
+                return window, [f"{note} (--parallel 1 leaves {chosen:,})"]
         if chosen < trained:
             available = readable_size(self.hardware.memory_available)
             note = f"context {chosen:,} of {trained:,} tokens: what fits into {available} of free memory"
@@ -605,8 +605,8 @@ class _ContextFit:
         is_pool = self.hardware.gpus or self.hardware.workers or header.recurrent_bytes or header.window_bytes
         if parallel == 1 or self.apart > 1 or is_pool:
             return n_ctx
-        each = self.largest(room, n_ctx * parallel) // parallel // 256 * 256
-        return min(n_ctx, each) if each >= min(_ENOUGH_EACH, n_ctx) else n_ctx
+        window = self.largest(room, n_ctx * parallel) // parallel // 256 * 256
+        return min(n_ctx, window) if window >= min(_ENOUGH_EACH, n_ctx) else n_ctx
 
     def _preferred(self, n_ctx: int, trained: int) -> tuple[int, list[str]]:
         free = self.hardware.memory_available

@@ -1,6 +1,6 @@
 """Predictions of load time, prefill and decode speed, from a model's shape and the measured speed of ggml's kernels.
 
-Pure arithmetic; must not know the measuring (speed.py). Times are in seconds.
+Pure arithmetic; speed.py measures. Times are in seconds.
 tests/benchmarks/plan.py compares these figures with real answers.
 """
 
@@ -122,17 +122,17 @@ def work_of(header: Header) -> Work:
 
 def work_of_quant(header: Header, quant: str, size: int) -> Work:
     """Estimate the work of another quant of the same model by its name, e.g. "Q5_K_M", and file size in bytes."""
-    known = work_of(header)
+    exact = work_of(header)
     kind = main_type(quant)
     grown = size / max(header.weight_bytes, 1)
-    weights = known.decode_weights
-    rows = sum(count / known.row_lengths[each] for each, count in weights.items())
+    weights = exact.decode_weights
+    rows = sum(count / exact.row_lengths[other] for other, count in weights.items())
     return replace(
-        known,
-        decode_bytes={kind: sum(known.decode_bytes.values()) * grown},
-        prefill_weights={kind: sum(known.prefill_weights.values())},
-        file_bytes={kind: sum(known.file_bytes.values()) * grown},
-        output_bytes={kind: sum(known.output_bytes.values()) * grown},
+        exact,
+        decode_bytes={kind: sum(exact.decode_bytes.values()) * grown},
+        prefill_weights={kind: sum(exact.prefill_weights.values())},
+        file_bytes={kind: sum(exact.file_bytes.values()) * grown},
+        output_bytes={kind: sum(exact.output_bytes.values()) * grown},
         row_lengths={kind: sum(weights.values()) / max(rows, 1)},
     )
 
@@ -188,9 +188,9 @@ def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0) 
     Weights are read once and multiplied for each answer.
     """
     alone = 1 / predict(work, speed, depth=depth).decode_rate
-    each = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
-    each += work.attention_reads(depth) * speed.attention("f16", work.head_length) + ANSWER_SECONDS
-    return max(alone, rows * each)
+    row = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
+    row += work.attention_reads(depth) * speed.attention("f16", work.head_length) + ANSWER_SECONDS
+    return max(alone, rows * row)
 
 
 def predict_over_gpus(

@@ -1,7 +1,7 @@
 """The policy of speculative decoding: the user's preference, measured step times, and the gain they predict.
 
 Step times are in steps.json; their key is the machine, the build of llama.cpp, the model's shape and the engine
-settings. Must not know their measuring, nor drafting.
+settings.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class DraftPolicy:
         if draft is None or not times:
             return StepTables(times)
         share = draft._step_bytes / max(self._step_bytes, 1)
-        guessed = tuple(each._replace(seconds=each.seconds * share) for each in times)
+        guessed = tuple(time._replace(seconds=time.seconds * share) for time in times)
         return StepTables(times, draft.times or guessed)
 
     @property
@@ -133,8 +133,8 @@ class DraftPolicy:
         header = self._header
         if not self._is_of_heads:
             return header.weight_bytes - header.head_bytes
-        output = next((each.n_bytes for each in header.tensors if each.name == "output.weight"), 0)
-        return header.head_bytes + (output or next((each.n_bytes for each in header.tensors), 0))
+        output = next((tensor.n_bytes for tensor in header.tensors if tensor.name == "output.weight"), 0)
+        return header.head_bytes + (output or next((tensor.n_bytes for tensor in header.tensors), 0))
 
     def speculation(self, most: int | None = None, *, probes: bool = False) -> Speculation | None:
         """Return the speculation of an answer; None without drafts.
@@ -169,10 +169,10 @@ class DraftPolicy:
     def lacks_times(self) -> bool:
         """Whether measuring step times would change the drafts."""
         # An answer measures at one depth only, and maybe not all widths.
-        is_whole = any(not each.depth for each in self.times)
+        is_whole = any(not time.depth for time in self.times)
         is_known = is_whole and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
         has_heads = self._draft is not None and self._draft._is_of_heads
-        if has_heads and not any(each.width == _NARROW for each in self.times):
+        if has_heads and not any(time.width == _NARROW for time in self.times):
             is_known = False  # heads pay with one or two tokens
         return self.most == AUTO and self.can_pay and not is_known
 
@@ -251,7 +251,7 @@ class DraftPolicy:
         self._times, self._surprises = times, 0
         if draft_times and self._draft is not None:
             self._draft.remember(draft_times)
-        keep_entry(self._path, self._key, {"times": [each._asdict() for each in times]})
+        keep_entry(self._path, self._key, {"times": [time._asdict() for time in times]})
         return True
 
     @property
@@ -276,11 +276,11 @@ class DraftPolicy:
 def _read_times(entry: dict[str, Any]) -> tuple[StepTime, ...]:
     """Return the times of an entry; () if they are damaged."""
     try:
-        found = tuple(from_json(StepTime, each) for each in entry["times"])
+        times = tuple(from_json(StepTime, row) for row in entry["times"])
     except (TypeError, ValueError, KeyError):
         return ()
-    usable = all(each.width > 0 <= each.depth and 0 < each.seconds < math.inf for each in found)
-    return found if usable and len(found) <= _MOST_TIMES and any(each.width == 1 for each in found) else ()
+    usable = all(row.width > 0 <= row.depth and 0 < row.seconds < math.inf for row in times)
+    return times if usable and len(times) <= _MOST_TIMES and any(row.width == 1 for row in times) else ()
 
 
 def expected_seconds(stats: Stats, measured: StepTables) -> float | None:

@@ -1,7 +1,7 @@
 """The speed of this machine when it is quiet: measured by the job `kernels`, and stored in a file.
 
 Every prediction comes from the stored figures, so that two commands agree. Other programs can only slow a measurement
-down: what was measured beside them is replaced when the machine is quiet, and replaces nothing. Must not know models.
+down: what was measured beside them is replaced when the machine is quiet, and replaces nothing.
 Only commands that show predictions measure; `run` and `chat` never wait for it.
 """
 
@@ -53,11 +53,11 @@ def _stored(hardware: Hardware, folder: Path) -> tuple[MachineSpeed | None, floa
         return None, 0.0  # edited by hand
 
 
-def _is_due(known: MachineSpeed, age: float) -> bool:
+def _is_due(stored: MachineSpeed, age: float) -> bool:
     """Return whether a stored speed is to be measured again now: it is old, or other programs slowed it down."""
-    if known.others < BUSY:
+    if stored.others < BUSY:
         return age >= WEEKS * 7 * 86_400 and other_programs() < BUSY
-    return age >= _BUSY_SECONDS or other_programs() < max(known.others / 2, BUSY)
+    return age >= _BUSY_SECONDS or other_programs() < max(stored.others / 2, BUSY)
 
 
 def speed_of(
@@ -79,21 +79,21 @@ def speed_of(
     Raises:
         LlmrunError: llama.cpp can't be loaded, or measuring takes too long.
     """
-    known, age = _stored(hardware, folder)
-    is_due = known is not None and _is_due(known, age)
-    missing = sorted({*types, STAND_IN} - set(known.types if known and not is_due else ()))
-    if known and not missing:
-        return known
+    stored, age = _stored(hardware, folder)
+    is_due = stored is not None and _is_due(stored, age)
+    missing = sorted({*types, STAND_IN} - set(stored.types if stored and not is_due else ()))
+    if stored and not missing:
+        return stored
     wanted = sorted({*missing, STAND_IN})  # tells how much slower than the stored figures this moment is
     measured = measure(hardware.usable_cores, wanted, cache=cache, on_progress=on_progress)
     # A type that ggml can't measure is stored without rates.
     rates = {**{kind: Rates() for kind in missing}, **measured.types}
-    if known is None or (is_due and measured.others < BUSY):
-        speed = replace(measured, types={**_as_known(known.types if known else {}, measured), **rates})
+    if stored is None or (is_due and measured.others < BUSY):
+        speed = replace(measured, types={**_as_known(stored.types if stored else {}, measured), **rates})
     elif is_due:
-        speed = _best(known, replace(measured, types=rates))
+        speed = _best(stored, replace(measured, types=rates))
     else:
-        speed = replace(known, types={**_as_known(rates, known), **known.types})
+        speed = replace(stored, types={**_as_known(rates, stored), **stored.types})
     _remember(speed, hardware, folder)
     return speed
 
@@ -122,7 +122,7 @@ def _best(a: MachineSpeed, b: MachineSpeed) -> MachineSpeed:
         for left, right in ((a.looks, b.looks), (a.prefill_looks, b.prefill_looks))
     )
     types = {
-        kind: max((each.types[kind] for each in (a, b) if kind in each.types), key=lambda rates: rates.decode[-1:])
+        kind: max((speed.types[kind] for speed in (a, b) if kind in speed.types), key=lambda rates: rates.decode[-1:])
         for kind in {**a.types, **b.types}
     }
     return MachineSpeed(
@@ -130,18 +130,18 @@ def _best(a: MachineSpeed, b: MachineSpeed) -> MachineSpeed:
     )
 
 
-def _as_known(rates: Mapping[str, Rates], known: MachineSpeed) -> dict[str, Rates]:
+def _as_known(rates: Mapping[str, Rates], stored: MachineSpeed) -> dict[str, Rates]:
     """Return the rates of types as they would have been at the stored measurement, by the stand-in's rates in both."""
-    now, before = rates.get(STAND_IN, Rates()), known.types.get(STAND_IN, Rates())
+    now, before = rates.get(STAND_IN, Rates()), stored.types.get(STAND_IN, Rates())
     decode = before.decode[-1][1] / now.decode[-1][1] if now.decode and before.decode else 1.0
     prefill = before.prefill / now.prefill if now.prefill and before.prefill else 1.0
     return {
         kind: replace(
-            each,
-            decode=tuple((size, rate * decode) for size, rate in each.decode),
-            prefill=each.prefill * prefill,
+            rates_then,
+            decode=tuple((size, rate * decode) for size, rate in rates_then.decode),
+            prefill=rates_then.prefill * prefill,
         )
-        for kind, each in rates.items()
+        for kind, rates_then in rates.items()
     }
 
 
@@ -172,7 +172,7 @@ def gpu_speeds(
     Raises:
         LlmrunError: measuring fails or takes too long, or did so before.
     """
-    found = []
+    speeds = []
     for gpu in gpus:
         key = {**machine_key(hardware), "gpu": [gpu.name, gpu.description], "types": sorted({*types, STAND_IN})}
         entry = find_entry(folder / _GPU_FILE, key)
@@ -187,8 +187,8 @@ def gpu_speeds(
                     keep_entry(folder / _GPU_FILE, key, entry)
         if entry.get("figures") is None:
             raise LlmrunError(f"measuring {gpu.name} failed before")
-        found.append(from_json(MachineSpeed, entry["figures"]))
-    return tuple(found)
+        speeds.append(from_json(MachineSpeed, entry["figures"]))
+    return tuple(speeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +206,8 @@ class Clock:
         idle = times.idle + getattr(times, "iowait", 0.0)
         # Guest time is part of user time, and not every system counts it.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        own = os.times()
-        return cls(time.monotonic(), total - idle, own.children_user + own.children_system)
+        process = os.times()
+        return cls(time.monotonic(), total - idle, process.children_user + process.children_system)
 
     def others(self) -> float:
         """Return the cores that other programs used since then, without child processes."""

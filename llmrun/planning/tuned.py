@@ -53,8 +53,8 @@ class TunableSettings(EngineSettings):
     @classmethod
     def of(cls, load: Load) -> TunableSettings:
         """Return the settings of a load."""
-        found = cls(**{name: getattr(load, name) for name in TUNED})
-        return replace(found, threads_batch=found.threads_batch or found.threads)
+        settings = cls(**{name: getattr(load, name) for name in TUNED})
+        return replace(settings, threads_batch=settings.threads_batch or settings.threads)
 
     def applied(self, load: Load) -> Load:
         """Return the load with these settings."""
@@ -68,13 +68,13 @@ class TunableSettings(EngineSettings):
         Args:
             without_flash: there is memory for attention without flash attention.
         """
-        found = replace(self.applied(load), split_mode=load.split_mode)
+        applied = replace(self.applied(load), split_mode=load.split_mode)
         if preferences.threads is not None:
-            found = replace(found, threads=load.threads, threads_batch=load.threads_batch)
+            applied = replace(applied, threads=load.threads, threads_batch=load.threads_batch)
         is_given = any(getattr(preferences, name) is not None for name in ATTENTION)
-        if is_given or (found.flash_attention == "off" and not without_flash):  # they were measured together
-            found = replace(found, **{name: getattr(load, name) for name in ATTENTION})
-        return found
+        if is_given or (applied.flash_attention == "off" and not without_flash):  # they were measured together
+            applied = replace(applied, **{name: getattr(load, name) for name in ATTENTION})
+        return applied
 
     def preferred(self, preferences: LoadPreferences) -> LoadPreferences:
         """Return preferences with this split mode, unless they choose or divide GPUs themselves."""
@@ -106,8 +106,8 @@ class TunableSettings(EngineSettings):
             in_answers: only differences that can change a greedy answer.
         """
         names = _ROUNDING if in_answers else (*TUNED, *OF_PROCESS)
-        found = (words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name))
-        return tuple(dict.fromkeys(found))  # keys and values of the KV cache are one setting here
+        changed = (words(name, getattr(self, name)) for name in names if getattr(self, name) != getattr(default, name))
+        return tuple(dict.fromkeys(changed))  # keys and values of the KV cache are one setting here
 
 
 _LABELS = {each.name: each.metadata["setting"].label for each in fields(TunableSettings)}
@@ -203,7 +203,9 @@ def choose(
         own_environment: an engine can be started with an environment of its own.
     """
     usable = [profile for profile in tuned.others if own_environment or not profile.settings.environment]
-    best = min((tuned.default, *usable), key=lambda each: each.seconds(prompt_tokens, answer_tokens, loads=loads))
+    best = min(
+        (tuned.default, *usable), key=lambda candidate: candidate.seconds(prompt_tokens, answer_tokens, loads=loads)
+    )
     return best.settings
 
 
@@ -228,11 +230,11 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
     Raises:
         BadModelError: the file is damaged.
     """
-    found = [tuned for entry in read_entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
-    if all(_keep_usual_weights(tuned) for tuned in found):
+    results = [tuned for entry in read_entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
+    if all(_keep_usual_weights(tuned) for tuned in results):
         return True
-    own = remembered(read_header(path), probe(), folder)
-    return own is None or _keep_usual_weights(own)
+    result = remembered(read_header(path), probe(), folder)
+    return result is None or _keep_usual_weights(result)
 
 
 def _keep_usual_weights(tuned: TunedSettings) -> bool:
@@ -243,12 +245,12 @@ def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """Return a line for each result of this machine and build, the latest first."""
     entries = read_entries(folder / TUNE_FILE)
     here = machine_key(hardware) if entries else {}
-    found = []
+    lines = []
     for entry in entries:
         tuned, key = _tuned(entry), entry.get("key")
         if tuned is not None and isinstance(key, dict) and {**key, **here} == key:
-            found.append(f"{entry.get('name') or 'a model without a name'}, {tuned.summary}")
-    return found
+            lines.append(f"{entry.get('name') or 'a model without a name'}, {tuned.summary}")
+    return lines
 
 
 def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: Path, name: str = "") -> None:
@@ -261,7 +263,7 @@ def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: P
         LlmrunError: the folder can't be written.
     """
     data = as_dict(tuned)
-    data |= {"default": tuned.default.to_json(), "others": [each.to_json() for each in tuned.others]}
+    data |= {"default": tuned.default.to_json(), "others": [profile.to_json() for profile in tuned.others]}
     keep_entry(folder / TUNE_FILE, model_key(header, hardware), {"name": name, "tuned": data})
 
 

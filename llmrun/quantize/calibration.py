@@ -148,8 +148,8 @@ def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
 
 def unused_experts(imatrix: ImatrixFile) -> dict[str, int]:
     """Return tensor -> number of experts that the calibration text never reached, if any."""
-    found = {name: int((entry.counts == 0).sum()) for name, entry in imatrix.entries.items()}
-    return {name: count for name, count in found.items() if count}
+    counts = {name: int((entry.counts == 0).sum()) for name, entry in imatrix.entries.items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 OnUpdate = Callable[[ImportanceUpdate], None]
@@ -277,8 +277,8 @@ def _sum(
     with disk_errors(target):
         sums.touch()  # raises now rather than after minutes
     try:
-        with nullcontext(engine) if engine else closing(EngineClient()) as own:
-            summed = own.do(IMPORTANCE, command, on_update)
+        with nullcontext(engine) if engine else closing(EngineClient()) as running:
+            summed = running.do(IMPORTANCE, command, on_update)
         return summed, _entries(sums, summed)
     finally:
         sums.unlink(missing_ok=True)

@@ -234,8 +234,8 @@ def _is_faster(one: CardSpeed, other: CardSpeed) -> bool:
     if not one.samples or not other.samples or min(*one.samples, *other.samples) <= 0:
         return False
     rounds = min(len(one.samples), len(other.samples))
-    found = significance.compare(other.samples[:rounds], one.samples[:rounds], paired=True)
-    return found.kind == "faster" and found.ratio > 1 + _SAME_SPEED
+    verdict = significance.compare(other.samples[:rounds], one.samples[:rounds], paired=True)
+    return verdict.kind == "faster" and verdict.ratio > 1 + _SAME_SPEED
 
 
 def is_measured(row: CardRow) -> bool:
@@ -244,14 +244,14 @@ def is_measured(row: CardRow) -> bool:
 
 def beaten_by(row: CardRow, rows: Sequence[CardRow]) -> tuple[CardRow, TypeComparison] | None:
     """Return the type that beats this one in most respects; None if no type does."""
-    found = []
+    better = []
     for other in rows:
         if other is row or other.is_source or not is_measured(other):
             continue
         ahead, behind = compare(other, row), compare(row, other)
         if ahead.words and not behind.words:
-            found.append((other, ahead))
-    return max(found, key=lambda pair: len(pair[1].words), default=None)
+            better.append((other, ahead))
+    return max(better, key=lambda pair: len(pair[1].words), default=None)
 
 
 def contenders(rows: Sequence[CardRow]) -> list[CardRow]:
@@ -285,8 +285,8 @@ def praise(row: CardRow) -> str:
 
 def bits_of(kind: str) -> int:
     """Return the bits in a type's name, e.g. 4 for "IQ4_NL"; 0 if there are none."""
-    found = re.search(r"\d+", kind)
-    return int(found[0]) if found else 0
+    match = re.search(r"\d+", kind)
+    return int(match[0]) if match else 0
 
 
 def verdict(row: CardRow, rows: Sequence[CardRow]) -> str:

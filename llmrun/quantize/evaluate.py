@@ -216,11 +216,11 @@ def _retrieval(needles: tuple[Needle, ...]) -> str:
     return words
 
 
-def _compared(found: Divergence) -> str:
-    words = next((words for bound, words in _VERDICTS if found.mean.value <= bound), _WORST)
-    if not found.mean.value:
+def _compared(divergence: Divergence) -> str:
+    words = next((words for bound, words in _VERDICTS if divergence.mean.value <= bound), _WORST)
+    if not divergence.mean.value:
         return words
-    return f"{words}: the same likeliest token {found.same_top.value:.1%} of the time".replace("%", " %")
+    return f"{words}: the same likeliest token {divergence.same_top.value:.1%} of the time".replace("%", " %")
 
 
 MAX_WINDOW = 8192

@@ -1,6 +1,6 @@
 """Quantization of one model: checks of the request, an estimate of the result, and the file itself.
 
-Owns the order and the refusals; the engine computes, cli shows the result.
+The engine computes.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def preview(request: QuantizeRequest, engine: EngineClient | None = None) -> Pre
     """
     header = read_header(request.source)
     _refuse_invalid(request, header)
-    with nullcontext(engine) if engine else closing(EngineClient()) as own:
-        planned = own.do(QUANTIZE, _command(request, header, ""))
+    with nullcontext(engine) if engine else closing(EngineClient()) as running:
+        planned = running.do(QUANTIZE, _command(request, header, ""))
     if planned.needs_imatrix and request.imatrix is None:
         raise needs_imatrix(request.type)
     if planned.types.keys() != {tensor.name for tensor in header.tensors}:
@@ -108,12 +108,12 @@ def preview(request: QuantizeRequest, engine: EngineClient | None = None) -> Pre
     sizes = {tensor.name: tensor_bytes(tensor, planned.types[tensor.name]) for tensor in header.tensors}
     # The part before the tensors grows by a key or two at most.
     head = header.file_size - header.weight_bytes
-    found = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
-    _refuse_growth(request, header, found, sum(sizes.values()))
+    estimate = Preview(header, planned.types, head + sum(map(padded, sizes.values())), ())
+    _refuse_growth(request, header, estimate, sum(sizes.values()))
     notes = [*_requantizing(request, header), *_fallbacks(header, planned)]
     if request.type == "MXFP4_MOE" and not header.n_experts:
         notes.append("MXFP4_MOE is for experts, and this model has none: all tensors get Q8_0")
-    return replace(found, notes=tuple(notes))
+    return replace(estimate, notes=tuple(notes))
 
 
 def quantize(
@@ -137,14 +137,14 @@ def quantize(
         EngineCrashedError: llama.cpp crashed.
     """
     began = time.monotonic()
-    with nullcontext(engine) if engine else closing(EngineClient()) as own:
-        estimate = estimate or preview(request, own)
+    with nullcontext(engine) if engine else closing(EngineClient()) as running:
+        estimate = estimate or preview(request, running)
         inputs = [request.source, *([request.imatrix] if request.imatrix else [])]
         new_file.refuse_inputs(request.target, inputs)
         new_file.remove_leftovers(request.target.parent)
         new_file.require_room(request.target, estimate.n_bytes)
         with new_file.arriving(request.target, estimate.n_bytes) as path:
-            written = _write(request, path, estimate, own, on_update)
+            written = _write(request, path, estimate, running, on_update)
             made = read_header(path)
             if written.types != estimate.types:
                 raise BadModelError("the new file's tensors have unexpected types", hint="try again")

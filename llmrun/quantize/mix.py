@@ -196,14 +196,14 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
     important: set[str] = set()
     if imatrix is not None:
         important = set(read_imatrix(imatrix).entries)
-    found = {}
+    candidates = {}
     for tensor in tensors:
         all_kinds = CANDIDATES + (SMALL_CANDIDATES if tensor.name in important else ())
         fitting = [kind for kind in all_kinds if tensor.shape[0] % TENSOR_TYPES[kind].block == 0]
         smaller = [kind for kind in fitting if tensor_bytes(tensor, kind) < tensor.n_bytes]
         half = ["F16"] if smaller and tensor.type == "F32" else []
-        found[tensor.name] = (tensor.type, *half, *smaller)
-    return found
+        candidates[tensor.name] = (tensor.type, *half, *smaller)
+    return candidates
 
 
 class _Room:

@@ -317,7 +317,7 @@ class LocalMeasurements:
             on_share(update.done / update.total if update.total else 0.0)
 
         text = self._text
-        found = evaluate(
+        result = evaluate(
             model,
             reference=self._source,
             text=text,
@@ -325,7 +325,7 @@ class LocalMeasurements:
             preferences=self._preferences,
             on_update=report,
         )
-        return QualityMeasurement(*_qualities(found), text.name, text.sha256, found.chunks * found.n_ctx)
+        return QualityMeasurement(*_qualities(result), text.name, text.sha256, result.chunks * result.n_ctx)
 
     def _request(self, kind: str, target: Path) -> QuantizeRequest:
         return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._preferences.threads)
@@ -352,14 +352,14 @@ def _unusual(preferences: LoadPreferences) -> Iterator[str]:
         yield f"{preferences.gpu_layers} layers are on the GPU"
 
 
-def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:
+def _qualities(result: EvaluateResult) -> tuple[Quality, Quality]:
     """Return the quality of the model, and of the source."""
-    divergence = found.divergence
-    if divergence is None or found.perplexity is None:
+    divergence = result.divergence
+    if divergence is None or result.perplexity is None:
         raise LlmrunError("nothing was evaluated")
     quality = Quality(
-        perplexity=found.perplexity.value,
-        perplexity_error=found.perplexity.half,
+        perplexity=result.perplexity.value,
+        perplexity_error=result.perplexity.half,
         kld=divergence.mean.value,
         kld_error=divergence.mean.half,
         same_top=divergence.same_top.value,
@@ -370,7 +370,7 @@ def _qualities(found: EvaluateResult) -> tuple[Quality, Quality]:
 
 
 def _rate(done: BenchResult, n_tokens: int) -> float:
-    return 1e9 * n_tokens * len(done.repetitions) / max(sum(each.ns for each in done.repetitions), 1)
+    return 1e9 * n_tokens * len(done.repetitions) / max(sum(repetition.ns for repetition in done.repetitions), 1)
 
 
 # ---- the job

@@ -143,8 +143,8 @@ class SizeGoal:
 
 def read_size(text: str) -> int:
     """Parse "4GB", "900 MB", "3.5GiB" or "120000000" into bytes. Raises UsageError if the text is not a size."""
-    found = _SIZE.fullmatch(text.strip())
-    n_bytes = int(float(found[1]) * (1024 if found[3] else 1000) ** _PREFIXES[found[2].lower()]) if found else 0
+    match = _SIZE.fullmatch(text.strip())
+    n_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** _PREFIXES[match[2].lower()]) if match else 0
     if n_bytes <= 0:
         raise UsageError(f"--size {text} is not a size", hint="--size 4GB, --size 900MB or --size 3.5GiB")
     return n_bytes

@@ -42,7 +42,7 @@ class TensorTypes:
 
     def tensor_types(self) -> dict[str, Any]:
         """Return these fields, also of a subclass."""
-        return {each.name: getattr(self, each.name) for each in fields(TensorTypes)}
+        return {field.name: getattr(self, field.name) for field in fields(TensorTypes)}
 
     @property
     def flags(self) -> list[str]:
@@ -104,8 +104,8 @@ def tensor_type(text: str, label: str) -> str:
     raise _unknown(f"type for {label.strip()}", text, TENSOR_TYPES, f"one of {', '.join(TENSOR_TYPES)}")
 
 
-def _unknown(kind: str, text: str, known: Iterable[str], otherwise: str) -> UsageError:
-    return UsageError(f"there is no {kind} {text!r}", hint=did_you_mean(text.strip(), known) or otherwise)
+def _unknown(kind: str, text: str, names: Iterable[str], otherwise: str) -> UsageError:
+    return UsageError(f"there is no {kind} {text!r}", hint=did_you_mean(text.strip(), names) or otherwise)
 
 
 def cost(elements: int, before: str, after: str, *, weighted: bool = False) -> float:
@@ -223,9 +223,9 @@ def fast_copy(header: Header, speed: MachineSpeed) -> FastCopy | None:
         replace(tensor, type=COPY_TYPE, n_bytes=tensor_bytes(tensor, COPY_TYPE)) if len(tensor.shape) > 1 else tensor
         for tensor in header.tensors
     )
-    before, after = (predict(work_of(each), speed) for each in (header, replace(header, tensors=tensors)))
+    before, after = (predict(work_of(facts), speed) for facts in (header, replace(header, tensors=tensors)))
     n_bytes = sum(tensor.n_bytes for tensor in tensors)
-    found = FastCopy(
+    copy = FastCopy(
         COPY_TYPE, n_bytes, after.prefill_rate / before.prefill_rate, after.decode_rate / before.decode_rate
     )
-    return found if found.prefill >= _WORTHWHILE else None
+    return copy if copy.prefill >= _WORTHWHILE else None

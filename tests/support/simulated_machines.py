@@ -19,7 +19,7 @@ from llmrun.protocol.jobs.bench import BenchTest
 
 
 class SimulatedMachine:
-    """A tune.search.TuneBackend of formulas.
+    """A tune.TuneBackend of formulas.
 
     Args:
         seed: of everything that is drawn.

@@ -1,4 +1,4 @@
-"""The measurement of decode steps with and without flash attention, for planning/attention.py."""
+"""The measurement of decode steps with and without flash attention, for planning/measurements.py."""
 
 from __future__ import annotations
 

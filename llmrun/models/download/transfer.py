@@ -1,7 +1,6 @@
 """HTTP request for a file and the meaning of its response: redirects, logins, errors, ranges.
 
-Owns every HTTP detail of fetching bytes; must not know disks, hubs, indexes or models. A token goes only to the host it
-is meant for. Links stay out of messages, since they may contain secrets.
+A token goes only to the host it is meant for. Links stay out of messages, since they may contain secrets.
 """
 
 from __future__ import annotations
@@ -262,17 +261,17 @@ def total_bytes(response: httpx2.Response, source: TransferSource, start: int, e
         length = response.headers.get("content-length", "")
         return int(length) if length.isascii() and length.isdigit() else None
     answer = response.headers.get("content-range", "")
-    found = _CONTENT_RANGE.fullmatch(answer)
-    if found is None or found[1] is None or not _is_requested(response, found, start, end):
+    match = _CONTENT_RANGE.fullmatch(answer)
+    if match is None or match[1] is None or not _is_requested(response, match, start, end):
         error = NetworkError(f"the server was asked for bytes from {start} on and sent {answer[:80]!r}")
         error.why = "the server or a proxy does not understand ranges"
         raise RetryableError(error, bad_range=True)
-    return int(found[3]) if found[3] != "*" else None
+    return int(match[3]) if match[3] != "*" else None
 
 
-def _is_requested(response: httpx2.Response, found: re.Match[str], start: int, end: int | None) -> bool:
+def _is_requested(response: httpx2.Response, match: re.Match[str], start: int, end: int | None) -> bool:
     """Return whether a Content-Range is the requested one and agrees with the Content-Length."""
-    first, last = int(found[1]), int(found[2])
+    first, last = int(match[1]), int(match[2])
     length = response.headers.get("content-length", str(last - first + 1))
     return first == start and (end is None or last < end) and length == str(last - first + 1)
 

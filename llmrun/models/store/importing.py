@@ -1,7 +1,7 @@
 """Import of local GGUF files into the cache.
 
-Owns how the bytes get there; must not ask the user. An imported model gets a repository of its own, so that every other
-command treats it like a downloaded one: blobs/<sha256>, and a snapshot whose commit derives from name and hash.
+An imported model gets a repository of its own, so that every other command treats it like a downloaded one:
+blobs/<sha256>, and a snapshot whose commit derives from name and hash.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def import_model(
 
     for path, filename in zip(parts, names, strict=True):
         _store_part(path, filename, repository, store, how, count)
-    found = store.find(ModelSpec(repository, repository=repository, filename=names[0]))
-    assert found is not None, "just installed"
-    return found
+    installed = store.find(ModelSpec(repository, repository=repository, filename=names[0]))
+    assert installed is not None, "just installed"
+    return installed
 
 
 def _refuse_foreign(source: Path, store: Store) -> None:

@@ -84,9 +84,9 @@ def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of processes that were killed."""
     with suppress(OSError):
         for entry in os.scandir(folder):
-            found = _LEFTOVER.fullmatch(entry.name)
+            match = _LEFTOVER.fullmatch(entry.name)
             path = Path(entry.path)
-            if found and entry.is_file(follow_symlinks=False) and _is_dead(int(found[1]), path):
+            if match and entry.is_file(follow_symlinks=False) and _is_dead(int(match[1]), path):
                 with suppress(OSError):
                     path.unlink()
 

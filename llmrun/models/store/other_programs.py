@@ -1,6 +1,6 @@
 """Models of Ollama and LM Studio on this disk. Used in place, never written or removed.
 
-Owns the layout of their folders, and the names of their models:
+The names of their models:
 
     ollama/NAME[:TAG]                    NAME as `ollama list` shows it; without a tag "latest"
     lmstudio/PUBLISHER/REPO[:QUANT]      LM Studio's folder names; without a quant the preferred one
@@ -54,12 +54,12 @@ def find(name: str) -> Installed:
     """
     program, _, rest = name.partition("/")
     if PROGRAMS[program.lower()] == OLLAMA:
-        found = list(_ollama_models(None))
-        chosen = _of_ollama(rest, found)
+        installed = list(_ollama_models(None))
+        chosen = _of_ollama(rest, installed)
     else:
-        found = list(_lm_studio_models())
-        chosen = _of_lm_studio(rest, found)
-    return chosen or _fail(name, program, rest, found)
+        installed = list(_lm_studio_models())
+        chosen = _of_lm_studio(rest, installed)
+    return chosen or _fail(name, program, rest, installed)
 
 
 def of_repository(repository: str, filename: str | None, quant: str | None) -> Installed | None:
@@ -73,9 +73,9 @@ def of_repository(repository: str, filename: str | None, quant: str | None) -> I
     )
 
 
-def _fail(name: str, program: str, rest: str, found: list[Installed]) -> Installed:
+def _fail(name: str, program: str, rest: str, installed: list[Installed]) -> Installed:
     title = PROGRAMS[program.lower()]
-    names = [model.name for model in found]
+    names = [model.name for model in installed]
     raise ModelNotFoundError(
         f"{title} has no model {rest!r} on this disk",
         why="it has " + ", ".join(names[:12]) + (" and more" if len(names) > 12 else "")
@@ -85,11 +85,11 @@ def _fail(name: str, program: str, rest: str, found: list[Installed]) -> Install
     )
 
 
-def _by_quant(found: list[Installed], quant: str | None) -> Installed | None:
-    by_name = {model.filename: model for model in found}
+def _by_quant(installed: list[Installed], quant: str | None) -> Installed | None:
+    by_name = {model.filename: model for model in installed}
     chosen = filenames.choose(by_name, quant)
     if chosen is None:  # Ollama's file names have no quant
-        return next((model for model in found if quant is None or model.quant.upper() == quant.upper()), None)
+        return next((model for model in installed if quant is None or model.quant.upper() == quant.upper()), None)
     return by_name[chosen]
 
 
@@ -149,9 +149,9 @@ def _blob(folder: Path, digest: object) -> Path | None:
     return folder / "blobs" / f"sha256-{match[1]}" if match else None
 
 
-def _of_ollama(rest: str, found: list[Installed]) -> Installed | None:
+def _of_ollama(rest: str, installed: list[Installed]) -> Installed | None:
     wanted = rest.lower()
-    by_name = {model.name.lower().removeprefix("ollama/"): model for model in found}
+    by_name = {model.name.lower().removeprefix("ollama/"): model for model in installed}
     if wanted in by_name:
         return by_name[wanted]
     tags = [model for name, model in by_name.items() if name.rpartition(":")[0] == wanted]
@@ -214,13 +214,13 @@ def _lm_studio_folders() -> list[Path]:
     return list(real.values())
 
 
-def _of_lm_studio(rest: str, found: list[Installed]) -> Installed | None:
+def _of_lm_studio(rest: str, installed: list[Installed]) -> Installed | None:
     wanted = rest.lower()
-    exact = [model for model in found if f"{model.repository}/{model.filename}".lower() == wanted]
+    exact = [model for model in installed if f"{model.repository}/{model.filename}".lower() == wanted]
     if exact:
         return exact[0]
     repository, _, quant = wanted.partition(":")
-    return _by_quant([model for model in found if model.repository.lower() == repository], quant or None)
+    return _by_quant([model for model in installed if model.repository.lower() == repository], quant or None)
 
 
 # ---- untrusted files -------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def _remove_empty(folder: Path) -> None:
 
 DAY_SECONDS = 86_400.0
 
-_PART = re.compile(r"(?P<target>.+?)\.part(\.[a-z]+)?")  # see download/part.py
+_PART = re.compile(r"(?P<target>.+?)\.part(\.[a-z]+)?")  # see download/download.py
 _INCOMPLETE = ".incomplete"  # huggingface_hub's
 _LOCKS = frozenset({".lock", ".transfer"})
 _TEMPORARY = re.compile(r".+\.\d+\.tmp|.+\.unchecked")
@@ -162,8 +162,8 @@ def collect(store: Store, *, include_recent: bool = False, now: float | None = N
     """
     now = time.time() if now is None else now
     search = _Search(store, now, youngest=now if include_recent else now - DAY_SECONDS)
-    found = [leftover for folder in store.repositories() for leftover in search.in_repository(folder)]
-    return [*found, *search.in_links(), *search.locks()]
+    leftovers = [leftover for folder in store.repositories() for leftover in search.in_repository(folder)]
+    return [*leftovers, *search.in_links(), *search.locks()]
 
 
 def discard(leftovers: Iterable[Leftover]) -> int:
@@ -286,13 +286,13 @@ def _superseded(folder: Path, files: list[SnapshotFile]) -> dict[Path, str]:
     for file in files:
         if filenames.is_model(file.name) and file.path.exists():
             by_name.setdefault(file.name, []).append(file)
-    found: dict[Path, str] = {}
+    superseded: dict[Path, str] = {}
     for same in by_name.values():
         ranked = sorted(same, key=lambda file: (file.commit in refs, _modified(file.path)))
         for file in ranked[:-1]:
             if file.commit not in refs:
-                found[file.path] = ranked[-1].commit
-    return found
+                superseded[file.path] = ranked[-1].commit
+    return superseded
 
 
 def _gained_a_name(leftover: Leftover) -> bool:

@@ -1,6 +1,6 @@
 """Models in the standard Hugging Face cache, which other tools share.
 
-Owns the cache's layout; must not know the network or the contents of model files:
+The cache's layout:
 
     <hub_cache>/models--OWNER--REPO/blobs/<sha256>                      the bytes
                                     snapshots/<commit>/<filename>       relative symlink to them
@@ -111,8 +111,8 @@ class Store:
         if spec.repository is None:
             return None
         snapshots = self._snapshots(self._existing_folder(spec.repository), spec.revision)
-        found = self._find(snapshots, spec, spec.filename, spec.quant)
-        return found or (self._find(snapshots, spec, None, None) if spec.any_quant else None)
+        installed = self._find(snapshots, spec, spec.filename, spec.quant)
+        return installed or (self._find(snapshots, spec, None, None) if spec.any_quant else None)
 
     def _find(
         self, snapshots: list[Path], spec: ModelSpec, filename: str | None, quant: str | None
@@ -156,16 +156,16 @@ class Store:
         ]
 
     def _models(self, folder: Path) -> list[Installed]:
-        found: dict[str, Installed] = {}
+        models: dict[str, Installed] = {}
         repository = _repository(folder.name) or ""
         for snapshot in self._snapshots(folder, "main"):
             names = _model_names(snapshot)
             for filename in names:
-                if filename not in found and not filenames.is_later_part(filename):
+                if filename not in models and not filenames.is_later_part(filename):
                     model = self._model(repository, snapshot, filename, names)
                     if model:
-                        found[filename] = model
-        return list(found.values())
+                        models[filename] = model
+        return list(models.values())
 
     def _snapshots(self, folder: Path, revision: str) -> list[Path]:
         """Return a revision's snapshots, the newest first. "main" stands for any: an old model is better than none."""

@@ -109,12 +109,12 @@ def holders(paths: Iterable[Path]) -> list[Holder]:
     import psutil  # type: ignore[import-untyped,unused-ignore]
 
     wanted = _identities(paths)
-    found: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if wanted & _identities(Path(file.path) for file in process.open_files()):
-                found[process.pid] = process
-    parents = [process for process in found.values() if process.ppid() not in found]
+                processes[process.pid] = process
+    parents = [process for process in processes.values() if process.ppid() not in processes]
     return [Holder(process.pid, shlex.join(process.cmdline())) for process in parents if process.pid != os.getpid()]
 
 
@@ -123,11 +123,11 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _identities(paths: Iterable[Path]) -> set[tuple[int, int]]:
-    found = set()
+    identities = set()
     for path in paths:
         with suppress(OSError):
-            found.add(_identity(path.stat()))
-    return found
+            identities.add(_identity(path.stat()))
+    return identities
 
 
 def _open(path: Path, files: ExitStack) -> int | None:
