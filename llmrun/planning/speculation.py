@@ -169,7 +169,7 @@ class DraftPolicy:
     def lacks_times(self) -> bool:
         """Whether measuring step times would change the drafts."""
         # An answer measures at one depth only, and maybe not all widths.
-        is_whole = any(not each.depth for each in self.times)
+        is_whole = any(not time.depth for time in self.times)
         is_known = is_whole and self._surprises < _MOST_SURPRISES and (self._draft is None or self._draft.times)
         has_heads = self._draft is not None and self._draft._is_of_heads
         if has_heads and not any(time.width == _NARROW for time in self.times):
