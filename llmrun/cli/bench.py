@@ -48,7 +48,6 @@ from llmrun.planning.speculation import read_draft_source
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import MOST_TOKENS, Limits
 from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, PARALLEL_BOUNDS, SETTINGS, shown
-from llmrun.remote.client import RemoteClient
 from llmrun.remote.request_body import refused_fields
 from llmrun.runner.client import EngineClient
 from llmrun.ui.terminal.output import Output
@@ -212,6 +211,8 @@ def _measure_remote(
         UsageError: an option is about an engine here, or is out of bounds.
         LlmrunError: the request failed.
     """
+
+    from llmrun.remote.client import RemoteClient  # slow, and most tests are of this machine
 
     for flag, came in (
         ("-t", "threads" in lists.settings), ("--lora", bool(lists.adapters)), ("--rpc", bool(lists.workers))

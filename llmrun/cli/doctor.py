@@ -57,7 +57,6 @@ def doctor(
 
 
 def _install_gpu(output: Output, *, yes: bool) -> None:
-    from llmrun.doctor.doctor import try_model
     from llmrun.doctor.gpu_build import cuda_package, install, install_package, require_build
 
     def ask(question: str) -> None:

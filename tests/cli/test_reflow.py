@@ -7,7 +7,19 @@ import pytest
 from llmrun.cli.help import TOPICS, topic
 from llmrun.cli.pages import reflow
 
-EXAMPLES = ("llmrun ", "git ", "export ", "LLMRUN_SERVER=", "{", "return ", "with ", "--", "drafted ", "texts,")
+EXAMPLES = (
+    "llmrun ",
+    "git ",
+    "export ",
+    "LLMRUN_SERVER=",
+    "{",
+    "return ",
+    "with ",
+    "--",
+    "drafted ",
+    "Drafted ",
+    "texts,",
+)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 120])
