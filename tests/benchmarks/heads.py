@@ -1,16 +1,16 @@
 """Tokens per step, and the time of steps, with the prediction heads (MTP) of a model against their acceptance.
 
     heads.py [FOLDER]
-    heads.py --random 4b-hybrid [FOLDER]
+    heads.py --random 4b-hybrid [--threads N] [FOLDER]
 
 Writes tiny models whose heads are right for a chosen share of the tokens, answers greedily with 1, 4 and 8 sequences,
 and checks that each text is the one without heads. The last columns say what the gate expects of a real shape: a step
 of W rows takes W ** 0.2 times one row's time (a memory-bound processor), a head 4 % of it.
 
 With --random, the steps of a real shape are measured on this processor instead (random weights, Q4_K, output and
-embeddings Q6_K, head Q8_0; 2.9 GB in the folder), and the gain is computed from them for an acceptance of 60, 70 and
-80 % of each drafted token. Steps of all widths alternate; of each, the fastest counts, so that other programs matter
-less. A load beside it makes wide steps slower than narrow ones, which need fewer cores.
+embeddings Q6_K, head Q8_0; 2.6 GB in the folder), and the gain is computed from them for an acceptance of 60, 70 and
+80 % of each drafted token. Steps of all widths alternate, and of each the fastest counts. With --threads 1 processor
+time is measured, so that other programs disturb it only by their use of memory; else the time that passes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def gain(stats: list[Stats], count: int) -> float:
     return max(each.completion_tokens for each in stats) * times.seconds(count, 0) / seconds
 
 
-ROUNDS = 7
+ROUNDS = 4
 ACCEPTANCE = 0.6, 0.7, 0.8
 SHAPES = {"4b-hybrid": HYBRID_4B}
 
@@ -94,23 +94,24 @@ def type_of(name: str) -> str:
     return "Q6_K" if name in ("output.weight", "token_embd.weight") else "Q4_K"
 
 
-def fastest_steps(steps: list[Callable[[int], None]], widths: tuple[int, ...]) -> list[list[StepTime]]:
+def fastest_steps(
+    steps: list[Callable[[int], None]], widths: tuple[int, ...], clock: Callable[[], float]
+) -> list[list[StepTime]]:
     """Return the times of several kinds of steps, which alternate."""
     best = [dict.fromkeys(widths, float("inf")) for _ in steps]
     for _ in range(ROUNDS):
         for width in widths:
             for step, found in zip(steps, best, strict=True):
                 step(width)  # llama.cpp builds its graph
-                began = time.perf_counter()
+                began = clock()
                 step(width)
-                found[width] = min(found[width], time.perf_counter() - began)
+                found[width] = min(found[width], clock() - began)
     return [[StepTime(width, 0, seconds) for width, seconds in found.items()] for found in best]
 
 
-def measure(path: Path) -> list[list[StepTime]]:
+def measure(path: Path, threads: int) -> list[list[StepTime]]:
     """Return the step times of a model and of its head."""
     model = LlamaModel(str(path), 0, _native.CancelFlag(), draft_heads=True)
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     context = LlamaContext(model, Load(model.path, N_CTX, N_CTX, n_batch=64, n_rollback=15, threads=threads))
     heads = context.open_heads()
 
@@ -124,20 +125,21 @@ def measure(path: Path) -> list[list[StepTime]]:
         heads.forget(0, 0)
 
     try:
-        return fastest_steps([target, head], WIDTHS)
+        return fastest_steps([target, head], WIDTHS, time.process_time if threads == 1 else time.perf_counter)
     finally:
         context.close()
         model.close()
 
 
-def show_random(name: str, folder: Path) -> None:
+def show_random(name: str, folder: Path, threads: int) -> None:
     """Print the step table of a shape, and what drafts of each length give by it."""
     path = folder / f"{name}.gguf"
     if not path.exists():
         write_model(path, SHAPES[name], type_of)
     before = os.getloadavg()
-    table, head_table = measure(path)
-    print(f"{name}, {path.stat().st_size / 1e9:.1f} GB; load {before[0]:.1f} before, {os.getloadavg()[0]:.1f} after")
+    table, head_table = measure(path, threads)
+    load = f"load {before[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
+    print(f"{name}, {path.stat().st_size / 1e9:.1f} GB, {threads} threads; {load}")
     print(f"{'rows':<22}" + "".join(f"{each.width:>8}" for each in table))
     one = table[0].seconds
     for kind, rows in (("a step, ms", table), ("a head's step, ms", head_table)):
@@ -160,10 +162,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--random", choices=SHAPES)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     folder = asked.folder or Path(tempfile.mkdtemp())
     if asked.random:
-        show_random(asked.random, folder)
+        show_random(asked.random, folder, asked.threads)
         return
     print(f"{'model':<10}{'rate':>6}{'answers':>9}{'drafted':>9}{'accepted':>10}{'a step':>8}{'gain':>7}  text")
     for arch in ("qwen35", "glm4moe"):
