@@ -111,7 +111,7 @@ def run(model: LoadedModel, *requests: AnswerRequest) -> tuple[list[list[float]]
 @pytest.mark.parametrize("kind", TOKENS)
 def test_length_and_tokens_are_told(opened: Open, kind: str) -> None:
     model = opened(kind)
-    counted = model.preparer.count(asked(LOW), 1, lambda event: None)
+    counted = model.preparer.prompts.count(asked(LOW), 1, lambda event: None)
     _, [stats], [accepted] = run(model, asked(LOW))
     assert (accepted.name, accepted.seconds, accepted.width) == ("a.wav", 1.0, 0)
     assert stats.media_tokens == TOKENS[kind] <= accepted.tokens < stats.prompt_tokens == counted.total
@@ -267,5 +267,5 @@ def test_results_of_tools_with_audio(opened: Open) -> None:
     result = Message("tool", "it says", media=(Media(base64.b64encode(LOW).decode(), "a.wav", 7),))
     request = AnswerRequest((*asked().messages, result), limits=Limits(2), template=TEMPLATE)
     assert run(opened(), request)[1][0].media_tokens == AUDIO_TOKENS
-    text = opened(projector="").preparer.prompt(Generate(1, request)).text
+    text = opened(projector="").preparer.prompts.prompt(Generate(1, request)).text
     assert "[audio omitted: this model can't hear]" in text
