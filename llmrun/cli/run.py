@@ -149,9 +149,7 @@ def run(
         refuse_file_names(prompt or [])
     if beams is not None:
         refuse_with_beams(answer.request, loading, flags, others)
-    if answer.request.begins and (raw or beams is not None):
-        other = "--raw" if raw else "--beams"
-        raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
+    _check_prefill(answer, raw=raw, has_beams=beams is not None)
     special = raw or json or beams or any(others.values())
     if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
         _chat(model, stats, answer, docs, loading, flags)
@@ -224,6 +222,13 @@ def _check(output: Output, model: str, answers: int, logprobs: int | None, recor
         raise UsageError(f"--record and --answers {answers} can't be used together", why=why)
     if record is not None:
         check_output_file(output, record, yes=yes)
+
+
+def _check_prefill(answer: AnswerOptions, *, raw: bool, has_beams: bool) -> None:
+    """Raise UsageError for a beginning of the answer where there is no turn to begin."""
+    if answer.request.begins and (raw or has_beams):
+        other = "--raw" if raw else "--beams"
+        raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
 
 
 def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_explained: bool) -> SamplingParams:
