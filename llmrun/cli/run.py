@@ -170,7 +170,7 @@ def run(
         request = replace(
             as_request(output, loaded, text, answer, raw=raw),
             sampling=sampling,
-            speculation=loaded.speculation(probes=record is None and sampling.seed is None),
+            speculation=loaded.speculation(probes=record is None and not sampling.is_repeatable),
             logprobs=logprobs,
         )
         shown_as = _display(answer, request, stats, raw=raw, shades=logprobs is not None)

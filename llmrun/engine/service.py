@@ -167,7 +167,7 @@ class Preparer:
             probe = StepProbe(request.speculation.most, request.speculation.times)
             return replace(extras, drafting=probe, probe=probe)
         model = self._draft_model.drafter() if self._draft_model is not None else None
-        lookup, repeats = _native.SuffixAutomaton(), request.sampling.seed is not None
+        lookup, repeats = _native.SuffixAutomaton(), request.sampling.is_repeatable
         return replace(extras, drafting=Drafting(request.speculation, lookup, tokens, model, repeats=repeats))
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:

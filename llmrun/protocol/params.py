@@ -218,6 +218,11 @@ class SamplingParams:
         if self.watermark:
             self._check_watermark()
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the same request is expected to give the same answer again: it has a seed, or is greedy."""
+        return self.seed is not None or self.temperature == 0
+
     def _check_watermark(self) -> None:
         check_parameter("watermark", self.watermark)
         if not self.watermark_key:
