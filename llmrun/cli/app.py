@@ -149,7 +149,11 @@ _EXPECTED = {"int": "a whole number", "float": "a number", "boolean": "true or f
 def _parameter_error(error: typer.BadParameter, parameter: Any, hint: str) -> UsageError:
     """Return Typer's error of an option or argument: what is wrong, and what is expected."""
     is_argument = parameter.param_type_name == "argument"
-    name = parameter.human_readable_name if is_argument else max(parameter.opts, key=len)
+    name = (
+        parameter.human_readable_name
+        if is_argument
+        else next((name for name in parameter.opts if name.startswith("--")), parameter.opts[0])
+    )
     if hasattr(error, "param_type"):  # only Typer's MissingParameter has it, which it does not export
         return UsageError(f"{name} is missing", hint=hint)
     message = error.message.rstrip(".")

@@ -489,8 +489,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text, PDF, image or audio file before the prompt, or all texts of a pattern like 'src/*.py'; "
-        "may be repeated.",
+        help="Put a text, PDF, image or audio file before the prompt, or all texts of a pattern like 'src/*.py'.",
         rich_help_panel="Prompt",
     ),
 ]

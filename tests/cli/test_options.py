@@ -40,6 +40,7 @@ ANSWERING = (
     ("--show-thoughts", "perhaps"), ("--template", "not/there"),
     ("--file", "not/there"), ("--format", "xml"),
     ("--image", "not/there"),
+    ("--audio", "not/there"),
 )  # fmt: skip
 SAMPLING = (
     *((PARAMETERS[name].flag, str(low - 2)) for name, (low, high) in BOUNDS.items()),  # -1 is a word of other programs
