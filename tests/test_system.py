@@ -17,6 +17,7 @@ MISSING_ON_WINDOWS = ("fcntl", "grp", "pwd", "resource", "termios", "tty")
 
 _IMPORT_ALL = """
 import pkgutil, sys
+import psutil  # whose part for this system needs them
 for name in {missing}:
     sys.modules[name] = None
 import llmrun

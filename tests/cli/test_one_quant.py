@@ -15,10 +15,12 @@ from support.model_disk import lonely_home
 from support.stand_in_hub import StandInHub, stand_in_hub
 
 from llmrun import storage
+from llmrun.cli import plan
 from llmrun.cli.app import call
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf import filenames
+from llmrun.model import loading
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.planning import estimate, hardware
 from llmrun.planning.estimate import remote_candidates
@@ -66,7 +68,7 @@ def on_machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(ram: int, vram: int) -> Hardware:
         gpus = (Gpu("CUDA0", "card", vram * GB, vram * GB),) if vram else ()
         found = Hardware("CPU", (), 4, 8, None, 64 * GB, ram * GB, gpus)
-        for module in (hardware, estimate):
+        for module in (hardware, estimate, loading, plan):
             monkeypatch.setattr(module, "this_machine", lambda *workers: found)
         return found
 

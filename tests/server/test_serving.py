@@ -361,7 +361,7 @@ def test_ollamas_clients_load_a_model_and_let_it_go(serve: Serve) -> None:
 def test_llama_servers_routes(serve: Serve) -> None:
     server = serve()
     assert server.get("/props").json["default_generation_settings"]["n_ctx"] == 256
-    assert server.get("/props").json["modalities"] == {"vision": False}
+    assert server.get("/props").json["modalities"] == {"vision": False, "audio": False}
     assert server.get("/props?model=nothing").status == 404
     assert server.post("/tokenize", {"content": "Hi"}).json["tokens"] == [72, 105]
     assert server.post("/detokenize", {"tokens": [72, 105]}).json == {"content": "Hi"}

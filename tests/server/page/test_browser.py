@@ -383,6 +383,7 @@ def test_figures_can_be_switched_off_and_stay_so(browser: Chromium, serve: Calla
     page = Page(browser, serve())
     page.ask("Hi")
     shown = "getComputedStyle(document.querySelector('.answer .figures .numbers')).display"
+    page.until("document.querySelector('.answer .figures .numbers')")
     assert page.see(shown) == "inline"
     page.see("document.querySelector('#show-figures').click()")
     assert page.see(shown) == "none"
