@@ -39,6 +39,7 @@ def run() -> NoReturn:
     try:
         status = _serve(arguments)
     except LlmrunError as error:
+        interrupt.is_over = True  # one more Ctrl-C would only add a traceback
         status = _report(error, debug=debug)
     except BrokenPipeError:
         drop_output()  # who reads no further has what they wanted
@@ -127,14 +128,19 @@ class Interrupt:
 
     A second signal is ignored for a second, so that an impatient user does not interrupt what the first one cleans up.
     Later ones raise again: the first may have been caught, or its cleanup may hang.
+
+    Attributes:
+        is_over: the command has ended, so that no signal raises any more.
     """
+
+    is_over = False
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._raised_at = clock, -math.inf
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise CancelledError for SIGINT, else TerminatedError."""
-        if self._clock() - self._raised_at < _CLEANUP_SECONDS:
+        if self.is_over or self._clock() - self._raised_at < _CLEANUP_SECONDS:
             return
         self._raised_at = self._clock()
         if number == signal.SIGINT:

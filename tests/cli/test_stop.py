@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def test_signals_that_end_a_server_always_wait(served: Served, number: signal.Si
 def test_a_second_signal_counts_again_after_a_while() -> None:
     """The first may have been caught, and nothing could end the command any more."""
     now = 10.0
-    interrupt: Callable[..., None] = Interrupt(lambda: now)
+    interrupt = Interrupt(lambda: now)
     with pytest.raises(CancelledError):
         interrupt(signal.SIGINT, None)
     now = 10.5
@@ -164,6 +164,8 @@ def test_a_second_signal_counts_again_after_a_while() -> None:
     now = 11.5
     with pytest.raises(TerminatedError, match="SIGTERM"):
         interrupt(signal.SIGTERM, None)
+    now, interrupt.is_over = 13.0, True
+    interrupt(signal.SIGINT, None)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])

@@ -375,7 +375,7 @@ def test_the_empty_chat_says_that_none_can_be_saved(
     page = Page(browser, server)
     assert page.see("document.querySelector('.empty').textContent").startswith("No chat can be saved or shown: can't ")
     folder.unlink()
-    page.see("location.reload()")
+    page.browser.ask("Page.reload")
     page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask something.')")
 
 
@@ -387,7 +387,7 @@ def test_figures_can_be_switched_off_and_stay_so(browser: Chromium, serve: Calla
     assert page.see(shown) == "inline"
     page.see("document.querySelector('#show-figures').click()")
     assert page.see(shown) == "none"
-    page.see("location.reload()")
+    page.browser.ask("Page.reload")
     page.until(f"{IDLE} && document.querySelector('.answer .figures .numbers')")
     assert (page.see(shown), page.see("document.querySelector('#show-figures').checked")) == ("none", False)
     page.see("document.querySelector('#show-figures').click()")
