@@ -113,7 +113,7 @@ sed "s|\"library_path\": *\".*/|\"library_path\": \"|; s|\"library_path\": *\"|&
   "$root"/usr/share/vulkan/icd.d/lvp_icd.*.json >"$folder/driver.json" 2>>"$log"
 export LD_LIBRARY_PATH=$folder/lib:$libraries:${LD_LIBRARY_PATH:-} LLAMA_CPP_LIB_PATH=$folder/lib
 export VK_ICD_FILENAMES=$folder/driver.json MESA_SHADER_CACHE_DIR=$folder/shaders GGML_VK_VISIBLE_DEVICES=0,0
-found=$(timeout 2m python -c 'from llmrun.planning.machine import this_machine; print(len(this_machine().gpus))' 2>>"$log")
+found=$(timeout 2m python -c 'from llmrun.planning.hardware import this_machine; print(len(this_machine().gpus))' 2>>"$log")
 [ "${found:-0}" = 2 ] || skip "the driver does not work here"
 
 tests() {
