@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +82,10 @@ def test_without_the_driver_nothing_fails(programs: Path) -> None:
     (programs.parent / "folder/lib").mkdir(parents=True)
     add(programs, "python", "exit 139")
     assert run(programs) == (0, "GPU tests skipped: the driver does not work here\n")
+
+
+def test_the_drivers_check_imports_what_exists() -> None:
+    """Otherwise the driver seems to be broken, and all GPU tests are skipped."""
+    imports = re.findall(r"from (llmrun[\w.]+) import (\w+)", SCRIPT.read_text(encoding="utf-8"))
+    assert imports
+    assert all(hasattr(importlib.import_module(module), name) for module, name in imports)
