@@ -1,4 +1,4 @@
-"""What answers the rows of a batch: the engine of this machine, or a remote server.
+"""Answerers of the rows of a batch: the engine of this machine, or a remote server.
 
 A remote server gets a limited number of requests in parallel. A rejected row, or one with an invalid answer, gets the
 error as its result. Rows are retried while the server is unavailable; if it stays so the batch ends, and the same

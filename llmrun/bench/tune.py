@@ -36,7 +36,7 @@ from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
-from llmrun.protocol.jobs.machine import BUILD
+from llmrun.protocol.jobs.machine import CPU_VARIANTS
 from llmrun.protocol.llama_folder import has_variants
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
@@ -668,8 +668,7 @@ def _cpu_variants() -> tuple[str, ...]:
     if "LLMRUN_CPU" in os.environ or not has_variants():
         return ()
     with closing(EngineClient()) as engine:
-        build = engine.do(BUILD, Empty())
-    return build.cpu_variant, *(name for name in build.cpu_variants if name != build.cpu_variant)
+        return engine.do(CPU_VARIANTS, Empty()).names
 
 
 def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:

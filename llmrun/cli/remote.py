@@ -1,4 +1,4 @@
-"""Remote servers: the options that name one, those that it excludes, and opening its model."""
+"""Remote servers: the options that name one, the options that it excludes, and opening its model."""
 
 from __future__ import annotations
 

@@ -130,14 +130,15 @@ def install_package(package: str, tries: Callable[[], None]) -> bool:
     Raises:
         LlmrunError: the trial failed, and the package is gone again.
     """
-    if subprocess.run([*_installer(), "install", package], stdout=_STDERR, check=False).returncode:
+    installer = _installer()
+    if subprocess.run([*installer, "install", package], stdout=_STDERR, check=False).returncode:
         return False
     try:
         tries()
     except BaseException as error:
         name = package.partition("==")[0]
-        confirmed = [] if "uv" in _installer() else ["-y"]
-        subprocess.run([*_installer(), "uninstall", *confirmed, name], stdout=_STDERR, check=False)
+        confirmed = [] if "uv" in installer else ["-y"]
+        subprocess.run([*installer, "uninstall", *confirmed, name], stdout=_STDERR, check=False)
         if isinstance(error, LlmrunError):
             why = ": ".join(filter(None, (str(error), error.why)))
             raise LlmrunError(f"{name} does not work here; it is removed", why=why, hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""What earlier runs measured on this machine, by machine, build of llama.cpp and shape of the model: files of entries.
+"""Earlier measurements on this machine, by machine, build of llama.cpp and shape of the model: files of entries.
 
 Every answer waits for this, so it reads small files and imports nothing heavy.
 """

@@ -40,8 +40,13 @@ def package_folder() -> Path | None:
     """Return the folder of the ctypes layer in use; None without one. Raises as is_bundled()."""
     if is_bundled():
         return _BUNDLED
-    package = util.find_spec("llama_cpp")
-    locations = package.submodule_search_locations if package else None
+    return folder_of("llama_cpp")
+
+
+def folder_of(package: str) -> Path | None:
+    """Return an installed package's folder without importing it; None if it is not installed."""
+    spec = util.find_spec(package)
+    locations = spec.submodule_search_locations if spec else None
     return Path(next(iter(locations))) if locations else None
 
 
@@ -62,11 +67,11 @@ def backend_folders() -> list[Path]:
     Its version has to be llmrun's: ggml's structs are the same then. Raises as is_bundled().
     """
     folders = [folder] if (folder := library_folder()) else []
-    package = util.find_spec("llmrun_cuda") if is_bundled() and not os.environ.get("LLAMA_CPP_LIB_PATH") else None
-    if package is not None and package.submodule_search_locations:
+    package = folder_of("llmrun_cuda") if is_bundled() and not os.environ.get("LLAMA_CPP_LIB_PATH") else None
+    if package is not None:
         with suppress(metadata.PackageNotFoundError):
             if metadata.version(CUDA) == metadata.version("llmrun"):
-                folders.append(Path(next(iter(package.submodule_search_locations)), "lib"))
+                folders.append(package / "lib")
     return folders
 
 

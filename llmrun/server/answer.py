@@ -1,4 +1,4 @@
-"""What the protocols of completions share: the request, the writer of its answers, and JSON in bodies and streams.
+"""Common parts of the protocols of completions: the request, the writer of its answers, and JSON in bodies and streams.
 
 Pure: server-sent events and lines of JSON are bytes here, and nothing is sent.
 """

@@ -1,4 +1,4 @@
-"""What an explanation computes from the model's matrices: the logit lens, and the plane of the tokens' embeddings.
+"""Explanations from the model's matrices: the logit lens, and the plane of the tokens' embeddings.
 
 The logit lens gives the predictions of a model if it ended after an earlier layer; the method is nostalgebraist's,
 https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru. Models differ in the steps after the last layer: unless the lens

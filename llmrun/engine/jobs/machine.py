@@ -34,6 +34,7 @@ from llmrun.protocol.jobs.machine import (
     LONG_ROW,
     SHORT_ROW,
     Build,
+    CpuVariants,
     MachineSpeed,
     MeasuredLimits,
     MeasureKernels,
@@ -83,8 +84,13 @@ def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.Can
         has_rpc(),
         tuple(backends()),
         cpu_variant(),
-        runnable_variants(),
     )
+
+
+def run_cpu_variants(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> CpuVariants:
+    """Load each variant, which takes time: build, which every plan with a GPU asks for, does without."""
+    start()
+    return CpuVariants(tuple(sorted(runnable_variants(), key=lambda name: name != cpu_variant())))
 
 
 def run_limits(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MeasuredLimits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
+import importlib
 import os
 import re
 import sys
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.llama_folder import backend_folders, package_folder
+from llmrun.protocol.llama_folder import backend_folders, folder_of, package_folder
 
 VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
@@ -49,13 +49,6 @@ _NEXTN_NAMES = (
 )
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
-
-
-def folder_of(package: str) -> Path | None:
-    """Return an installed package's folder without importing it; None if it is not installed."""
-    spec = importlib.util.find_spec(package)
-    locations = spec.submodule_search_locations if spec else None
-    return Path(next(iter(locations))) if locations else None
 
 
 def import_submodule(package: str, name: str, folder: Path | None = None) -> ModuleType:

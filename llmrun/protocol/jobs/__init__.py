@@ -19,6 +19,7 @@ MODULES = {
     "beams": "beams",
     "bench": "bench",
     "build": "machine",
+    "cpu_variants": "machine",
     "embed": "text",
     "evaluate": "evaluate",
     "explain": "explain",

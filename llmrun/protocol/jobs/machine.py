@@ -24,10 +24,19 @@ class Build:
     rpc: bool = False  # the build can use RPC workers
     backends: tuple[str, ...] = ()  # in use, e.g. "CPU" and "CUDA"
     cpu_variant: str = ""  # of the processor's backend, e.g. "zen4"; "" where the build has only one
-    cpu_variants: tuple[str, ...] = ()  # that this processor can run, the one with most instruction sets first
 
 
 BUILD = JobKind("build", Empty, Empty, Build)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuVariants:
+    """The variants of the processor's backend that this processor can run; none where the build has only one."""
+
+    names: tuple[str, ...]  # the one in use first, then those with most instruction sets
+
+
+CPU_VARIANTS = JobKind("cpu_variants", Empty, Empty, CpuVariants)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a chat shows on demand: the context window, passages of documents, tools, and the choices of the sampler."""
+"""Views of a chat on demand: the context window, passages of documents, tools, and the choices of the sampler."""
 
 from __future__ import annotations
 
