@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
@@ -12,7 +13,7 @@ from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import find_model, open_model
 from llmrun.cli.options import LoadingOptions
 from llmrun.config import load_settings
-from llmrun.errors import UsageError
+from llmrun.errors import NetworkError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.model.embeddings import EmbedOptions
 from llmrun.planning.plan import LoadPreferences, trained_context
@@ -39,7 +40,7 @@ class DocsOptions(NamedTuple):
     """A folder of documents, and the model that embeds them."""
 
     folder: str | None
-    model: str
+    model: str | None  # None: the default one if it can be had, else none
 
 
 def documents(
@@ -70,7 +71,7 @@ def documents(
     """
     if docs_model and not docs:
         raise UsageError("--docs-model needs --docs", hint=f"--docs FOLDER --docs-model {docs_model}")
-    return DocsOptions(docs, docs_model or DEFAULT_MODEL)
+    return DocsOptions(docs, docs_model)
 
 
 @contextmanager
@@ -92,21 +93,39 @@ def open_documents(output: Output, options: DocsOptions, loading: LoadingOptions
     from llmrun.chat.passages import FolderIndex
 
     index = FolderIndex(user_path(options.folder), load_settings().state_dir)
-    if options.model == NO_MODEL:
+    path = _embedding_model(output, options, yes=loading.yes)
+    if path is None:
         _refresh(output, index)
         yield index
         return
-    trained = trained_context(read_header(find_model(output, options.model, yes=loading.yes)[1]))
+    trained = trained_context(read_header(path))
     preferences = LoadPreferences(
         _WINDOW if trained > _WINDOW else None,
         threads=loading.preferences.threads,
         gpu_layers=loading.preferences.gpu_layers,
     )
     own = LoadingOptions(preferences, OFF, loading.verbose, loading.yes)
-    with open_model(output, options.model, own, embeds=True, another=True) as model:
+    with open_model(output, options.model or DEFAULT_MODEL, own, embeds=True, another=True) as model:
         used = model.used
         _refresh(output, index, _embedder(output, model), used.sha256 or f"{used.path} {used.modified}")
         yield index
+
+
+def _embedding_model(output: Output, options: DocsOptions, *, yes: bool) -> Path | None:
+    """Return the file of the embedding model, downloaded if necessary; None to search by words alone.
+
+    Raises:
+        LlmrunError: the model that the user named can't be had.
+    """
+    if options.model == NO_MODEL:
+        return None
+    try:
+        return find_model(output, options.model or DEFAULT_MODEL, yes=yes)[1]
+    except NetworkError as error:
+        if options.model:
+            raise
+        output.note(f"{DEFAULT_MODEL} can't be downloaded ({error.why or error.what}): words find the passages.")
+        return None
 
 
 def _embedder(output: Output, model: Model) -> Embed:

@@ -174,7 +174,7 @@ class Chat:
         asked = [entry.part.shown for entry in self.conversation.chat.entries if isinstance(entry.part, Question)]
         before = asked[: -1 if is_edit else None]
         found = passages_for(self._index, message, before[-1] if before else "", self.conversation.model.n_ctx)
-        show_found(self.output, found, hint=" (/sources)")
+        show_found(self.output, found, hint=" (/sources)" if self.typed.interactive else "")
         return found
 
     def answer(

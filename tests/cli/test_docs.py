@@ -97,11 +97,12 @@ def test_mistakes_are_said_before_a_model_is_loaded(
     assert (done.stdout, what in done.stderr, hint in done.stderr) == ("", True, True), done.stderr
 
 
-def test_the_embedding_model_is_downloaded_as_any_other(environment: dict[str, str]) -> None:
-    """Offline it can't be; its name is said."""
-    done = run(environment, "echo", "hi", "--docs", "notes")
-    assert done.returncode == 5
-    assert "bge-small" in done.stderr
+def test_while_the_hub_cannot_be_reached_the_words_find_passages(environment: dict[str, str]) -> None:
+    done = run(environment, "echo", "the tea", "--docs", "notes")
+    assert "[1] tea.md" in done.stdout
+    assert "bge-small can't be downloaded" in done.stderr
+    named = run(environment, "echo", "the tea", "--docs", "notes", "--docs-model", "bge-small")
+    assert (named.returncode, "bge-small" in named.stderr) == (5, True)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
