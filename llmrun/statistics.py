@@ -21,10 +21,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, fmean, median, stdev, variance
-from typing import Literal
+from typing import Literal, NamedTuple
 
 CONFIDENCE = 0.95
 BETWEEN = 0.01
@@ -46,8 +45,7 @@ _OUTLIER = 3.5  # modified z-score, after Iglewicz and Hoaglin (1993)
 _LEAST_SPREAD = 0.002  # samples nearer than this share to the median are no outliers
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """The confidence interval of a mean, at CONFIDENCE."""
 
     low: float
@@ -65,8 +63,7 @@ class Interval:
         return self.half_width > RESOLUTION
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The outcome of comparing B with A."""
 
     # "faster" or "slower": B, with 95 % confidence. "same": no difference, where one of RESOLUTION would show. "noisy":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median, stdev
 from typing import Any
 
@@ -257,9 +257,8 @@ def _pair(a: list[BenchRow], b: list[BenchRow]) -> Pair:
     between = max(statistics.BETWEEN, _between(a), _between(b), statistics.DISTURBED if disturbed else 0.0)
     verdict = statistics.compare(newest_a.samples_ts, newest_b.samples_ts, between=between)
     if disturbed and verdict.kind == "noisy":
-        verdict = replace(
-            verdict, why=f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
-        )
+        why = f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
+        verdict = verdict._replace(why=why)
     notes = [f"{side}: {row.warning_text}" for side, row in (("A", newest_a), ("B", newest_b)) if row.warnings]
     if verdict.kind == "noisy" and not disturbed:
         notes.append(verdict.why)
