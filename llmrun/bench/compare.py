@@ -1,6 +1,6 @@
 """The comparison of two sides, row by row: pairs, differences and verdicts.
 
-Pure but for resolve(), which reads files and the history; the verdicts are significance.py's. Differences of two
+Pure but for resolve(), which reads files and the history; the verdicts are statistics.py's. Differences of two
 rows besides speed are always reported.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median, stdev
 from typing import Any
 
-from llmrun.bench import significance
+from llmrun import statistics
 from llmrun.bench.formats import read_file
 from llmrun.bench.history import History
 from llmrun.bench.results import BenchRow, Machine, Result
-from llmrun.bench.significance import Verdict
 from llmrun.errors import UsageError, listed
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.settings import SETTINGS
 from llmrun.protocol.sizes import readable_size
+from llmrun.statistics import Verdict
 from llmrun.system import user_path
 
 MOST_RUNS = 20
@@ -111,7 +111,7 @@ class Comparison:
             text = "too noisy to tell"
         elif noisy:
             text += f", {noisy} {'is' if noisy == 1 else 'are'} too noisy to tell"
-        by_chance = (1 - significance.CONFIDENCE) * len(self.pairs)
+        by_chance = (1 - statistics.CONFIDENCE) * len(self.pairs)
         if 0 < different <= by_chance + 1 and len(self.pairs) >= 10:
             text += f"; chance alone makes {max(round(by_chance), 1)} of {len(self.pairs)} look different"
         return text
@@ -251,15 +251,14 @@ def _pair(a: list[BenchRow], b: list[BenchRow]) -> Pair:
     differences = tuple(_row_differences(newest_a, newest_b))
     if min(len(a), len(b)) >= ENOUGH_RUNS:
         medians_a, medians_b = ([median(row.samples_ts) for row in rows] for rows in (a, b))
-        verdict = significance.compare(medians_a, medians_b, between=0)
+        verdict = statistics.compare(medians_a, medians_b, between=0)
         return Pair(newest_a, newest_b, verdict, (len(a), len(b)), differences, ("each run counts as one sample",))
     disturbed = [side for side, row in (("A", newest_a), ("B", newest_b)) if row.is_disturbed]
-    between = max(significance.BETWEEN, _between(a), _between(b), significance.DISTURBED if disturbed else 0.0)
-    verdict = significance.compare(newest_a.samples_ts, newest_b.samples_ts, between=between)
+    between = max(statistics.BETWEEN, _between(a), _between(b), statistics.DISTURBED if disturbed else 0.0)
+    verdict = statistics.compare(newest_a.samples_ts, newest_b.samples_ts, between=between)
     if disturbed and verdict.kind == "noisy":
-        verdict = replace(
-            verdict, why=f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
-        )
+        why = f"{' and '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed"
+        verdict = verdict._replace(why=why)
     notes = [f"{side}: {row.warning_text}" for side, row in (("A", newest_a), ("B", newest_b)) if row.warnings]
     if verdict.kind == "noisy" and not disturbed:
         notes.append(verdict.why)

@@ -14,17 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmrun.bench import significance
 from llmrun.bench.cases import Case
 from llmrun.bench.compare import same_build
 from llmrun.bench.machine import sample_warnings
 from llmrun.bench.results import BenchRow, Result
 from llmrun.bench.run import BenchedModel, BenchRequest, Worker, run
-from llmrun.bench.significance import Verdict
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.settings import DEFAULTS, DEVICE_SETTINGS, SETTINGS
+from llmrun.statistics import Verdict, compare
 from llmrun.system import user_path
 
 LLAMA_BENCH = "llama-bench"
@@ -94,7 +93,7 @@ def versus(
             rows[is_ours].append(ours() if is_ours else other.measure(model, case))
             on_update(len(rows[True]) + len(rows[False]), 2 * repetitions)
     left, right = merged(rows[True]), merged(rows[False])
-    verdict = significance.compare(right.samples_ts, left.samples_ts, paired=True)
+    verdict = compare(right.samples_ts, left.samples_ts, paired=True)
     why = (verdict.why,) if verdict.kind == "noisy" else ()
     builds: tuple[str, ...] = ()
     if right.build_commit and not same_build(left.build_commit, right.build_commit):

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmrun.bench import significance
 from llmrun.bench.results import BenchRow, Result
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.codec import as_dict, load_json
+from llmrun.statistics import interval
 
 _MOST = 2**63  # what SQLite and other programs take for a whole number
 
@@ -169,8 +169,8 @@ def _cell(value: Any) -> Any:
 
 
 def _end(row: BenchRow, end: str) -> float | None:
-    interval = significance.interval(row.samples_ts)
-    return getattr(interval, end) if interval else None
+    ends = interval(row.samples_ts)
+    return getattr(ends, end) if ends else None
 
 
 def _one_line(text: str) -> str:
@@ -259,8 +259,8 @@ def _parameters(count: int) -> str:
 
 
 def _interval(row: BenchRow) -> str:
-    interval = significance.interval(row.samples_ts)
-    return f"{interval.low:.2f} - {interval.high:.2f}" if interval else ""
+    ends = interval(row.samples_ts)
+    return f"{ends.low:.2f} - {ends.high:.2f}" if ends else ""
 
 
 def _note(row: BenchRow) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import llmrun
-from llmrun.bench import significance
+from llmrun import statistics
 from llmrun.bench.results import BenchWarning, Machine
 from llmrun.planning.hardware import Hardware, cgroup_directories, parse_statistic, probe, probe_details
 from llmrun.planning.speed import Clock
@@ -123,14 +123,14 @@ def sample_warnings(samples: Sequence[float]) -> tuple[BenchWarning, ...]:
         samples: rates, in the order measured.
     """
     warnings = []
-    interval = significance.interval(samples)
+    interval = statistics.interval(samples)
     if interval and interval.is_noisy:
         warnings.append(BenchWarning("noisy", f"too noisy: ±{interval.half_width:.0%}"))
-    drift = significance.drift(samples)
+    drift = statistics.drift(samples)
     if abs(drift) >= _DRIFT:
         direction = "faster" if drift > 0 else "slower"
         warnings.append(BenchWarning("drift", f"{abs(drift):.0%} {direction} at the end than at the beginning"))
-    odd = significance.outliers(samples)
+    odd = statistics.outliers(samples)
     # More outliers are scatter, which is reported already.
     if odd and len(odd) <= len(samples) / 4:
         which = ", ".join(str(index + 1) for index in odd)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from llmrun.bench.machine import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.run import Progress
-from llmrun.bench.significance import Verdict, compare
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
 from llmrun.planning.speculation import AUTO, OFF, expected_gain
@@ -24,6 +23,7 @@ from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, Te
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import StepTables, StepTime
 from llmrun.runner.client import EngineClient
+from llmrun.statistics import Verdict, compare
 
 _WARM_UP_TOKENS = 8
 _SEED = 7

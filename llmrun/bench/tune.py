@@ -23,7 +23,6 @@ from typing import Any, Protocol
 from llmrun.bench.machine import DisturbanceMonitor
 from llmrun.bench.results import BenchWarning
 from llmrun.bench.run import EnginePool
-from llmrun.bench.significance import Verdict, compare
 from llmrun.errors import BadModelError, EngineCrashedError, ResourceError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.model.loading import A_CHAT, prepare
@@ -42,7 +41,7 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import StepTime
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
-from llmrun.statistics import student
+from llmrun.statistics import Verdict, compare, student
 from llmrun.system import read_text
 
 PREFILL, DECODE = "prefill", "decode"

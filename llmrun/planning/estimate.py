@@ -23,6 +23,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, probe_details, this_machine
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
+from llmrun.planning.placement import split_model
 from llmrun.planning.plan import (
     CONTEXT_BOUNDS,
     LoadPreferences,
@@ -30,7 +31,6 @@ from llmrun.planning.plan import (
     beyond_training,
     make_plan,
     margin,
-    split_model,
     trained_context,
 )
 from llmrun.planning.predict import (

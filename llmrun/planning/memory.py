@@ -190,7 +190,7 @@ def logit_bytes(header: Header) -> int:
     return _LOGIT_ROWS * _LOGIT_BYTES * header.n_vocab
 
 
-def pipeline_bytes(header: Header, n_ctx: int, ubatch: int = UBATCH) -> int:
+def pipeline_bytes(header: Header, n_ctx: int, ubatch: int) -> int:
     """Return the size of the copies of a micro-batch's inputs with which several GPUs compute at the same time."""
     return (_PIPELINE_COPIES - 1) * ubatch * (2 * n_ctx + 4 * header.n_embd)
 

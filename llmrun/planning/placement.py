@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING
 
 from llmrun.planning.memory import Memory, logit_bytes, pipeline_bytes, reserved_bytes
 from llmrun.protocol.devices import PROCESSOR, Gpu, proportions, tensor_overrides, unknown_device
-from llmrun.protocol.settings import DEFAULTS, EngineSettings
 from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from llmrun.gguf.header import Header
     from llmrun.planning.hardware import Hardware
+    from llmrun.planning.plan import LoadPreferences
 
 
 ALL_LAYERS = -1
@@ -55,29 +53,26 @@ class _Placement:
         needs: Memory,
         n_ctx: int,
         gpus: Sequence[Gpu],
-        settings: EngineSettings,
+        preferences: LoadPreferences,
         excess: Mapping[str, int],
-        *,
-        with_scores: bool,
     ) -> None:
-        self._header, self._needs, self._n_ctx, self._settings = header, needs, n_ctx, settings
-        parts = proportions(settings.tensor_split)
+        self._header, self._needs, self._n_ctx, self._preferences = header, needs, n_ctx, preferences
+        parts = proportions(preferences.tensor_split)
         self._parts = [*parts, *[0.0] * (len(gpus) - len(parts))] if parts else [gpu.memory_free for gpu in gpus]
-        if settings.split_mode == "tensor" and not parts:
+        if preferences.split_mode == "tensor" and not parts:
             self._parts = [1.0] * len(gpus)
-        self._scratch = reserved_bytes(header, n_ctx, ubatch=settings.n_ubatch, with_scores=with_scores)
+        with_scores = preferences.flash_attention == "off"
+        self._scratch = reserved_bytes(header, n_ctx, ubatch=preferences.n_ubatch, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
         self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
         self._moved_from: Counter[int] = Counter()  # layer -> bytes of tensors that --override-tensor moves
         self._moved_to = [0] * len(gpus)
         self._largest_moved = 0  # of those in RAM
         self._excess = [excess.get(gpu.name, 0) for gpu in gpus]
-        self._move(settings, [gpu.name for gpu in gpus])
+        self._move(preferences.override_tensor, [gpu.name for gpu in gpus])
 
-    def _move(self, settings: EngineSettings, names: Sequence[str]) -> None:
-        overrides = [
-            (re.compile(override.pattern), override.device) for override in tensor_overrides(settings.override_tensor)
-        ]
+    def _move(self, text: str, names: Sequence[str]) -> None:
+        overrides = [(re.compile(override.pattern), override.device) for override in tensor_overrides(text)]
         for name, (layer, share) in self._shares.tensors.items() if overrides else ():
             device = next((device for pattern, device in overrides if pattern.search(name)), None)
             size = int(share * self._needs.weights)
@@ -115,9 +110,9 @@ class _Placement:
             left: layers without their experts.
         """
         scratch, sizes = self._scratch, []
-        mode, overrides = self._settings.split_mode, self._settings.override_tensor
+        mode, overrides = self._preferences.split_mode, self._preferences.override_tensor
         if len(self._parts) > 1 and chosen == self.layers and mode == "layer" and not (left or overrides):
-            scratch += pipeline_bytes(self._header, self._n_ctx, self._settings.n_ubatch)
+            scratch += pipeline_bytes(self._header, self._n_ctx, self._preferences.n_ubatch)
         by_gpu = [sum(self._held(layer, left) for layer in layers) for layers in self.layers_of(chosen)]
         if mode == "tensor":
             by_gpu = [int(sum(by_gpu) * part / sum(self._parts)) for part in self._parts]
@@ -133,33 +128,30 @@ class _Placement:
         return [max(size + more, 0) if size else 0 for size, more in zip(sizes, self._excess, strict=True)]
 
 
-def split_memory(
+def split_model(
     header: Header,
     needs: Memory,
     n_ctx: int,
-    gpus: tuple[Gpu, ...],
-    preferred: int | None,
-    preferred_experts: int | None = None,
-    *,
-    with_scores: bool = False,
-    settings: EngineSettings = DEFAULTS,
+    hardware: Hardware,
+    preferences: LoadPreferences,
     excess: Mapping[str, int] = {},
 ) -> Split:
-    """Place a model on GPUs and the processor.
+    """Place a model on the processor, GPUs and RPC workers.
 
     Args:
-        needs: of the whole model with that context.
-        gpus: those to use; integrated ones are skipped, since they have no memory of their own.
-        preferred: layers on GPUs; None for as many as fit.
-        preferred_experts: layers whose experts stay with the processor; None for as few as allow all layers on GPUs,
-            or none if `preferred` is given.
-        with_scores: attention scores are stored, for lack of flash attention.
-        settings: only DEVICE_SETTINGS and n_ubatch are heeded.
+        needs: of the whole model with that context window.
+        hardware: with the GPUs to use; integrated ones are skipped, since they have no memory of their own.
+        preferences: without gpu_layers, as many layers as fit are on GPUs; without cpu_experts, as few experts stay
+            with the processor as allow all layers on GPUs, or none if gpu_layers is given.
+        excess: bytes of a GPU beyond an earlier plan, by its name.
     """
-    separate = [gpu for gpu in gpus if not gpu.shared]
+    if hardware.workers:
+        return _split_over_workers(header, needs, n_ctx, hardware, preferences.gpu_layers)
+    preferred = preferences.gpu_layers
+    separate = [gpu for gpu in hardware.gpus if not gpu.shared]
     if not separate:
         return Split(ALL_LAYERS if preferred is None else preferred, needs.needed, 0)
-    placement = _Placement(header, needs, n_ctx, separate, settings, excess, with_scores=with_scores)
+    placement = _Placement(header, needs, n_ctx, separate, preferences, excess)
     layers, experts = placement.layers, header.expert_bytes
 
     def fits(chosen: int, left: tuple[int, ...]) -> bool:
@@ -167,8 +159,8 @@ def split_memory(
         return all(size <= max(gpu.memory_free - _GPU_MARGIN, 0) for size, gpu in zip(taken, separate, strict=True))
 
     left: tuple[int, ...] = ()
-    if preferred_experts is not None:
-        left = _spread(experts, preferred_experts)
+    if preferences.cpu_experts is not None:
+        left = _spread(experts, preferences.cpu_experts)
     elif preferred is None and experts and not fits(layers, left):
         tries = (_spread(experts, count) for count in range(1, len(experts) + 1))
         left = next((layer_numbers for layer_numbers in tries if fits(layers, layer_numbers)), tuple(experts))
@@ -209,14 +201,14 @@ def described(gpu_layers: int, cpu_experts: int) -> str:
     return f"{layers} on the GPU" + (f" but for the experts of {cpu_experts}" if cpu_experts else "")
 
 
-def gpu_notes(
-    header: Header, gpus: Sequence[Gpu], split: Split, preferred: int | None, preferred_experts: int | None
-) -> list[str]:
-    """Return what to say about a split; arguments as in split_memory()."""
-    if preferred_experts and not split.cpu_experts:
+def placement_notes(header: Header, hardware: Hardware, split: Split, preferences: LoadPreferences) -> list[str]:
+    """Return what to say about a split; arguments as in split_model()."""
+    if hardware.workers:
+        return [_layers_by_machine(header.n_layers + 1, hardware, split)]
+    if preferences.cpu_experts and not split.cpu_experts:
         return [f"--n-cpu-moe changes nothing: {'nothing is on a GPU' if header.expert_bytes else 'no experts'}"]
-    free = {gpu.name: gpu.memory_free for gpu in gpus if not gpu.shared}
-    if (preferred, preferred_experts) != (None, None):
+    free = {gpu.name: gpu.memory_free for gpu in hardware.gpus if not gpu.shared}
+    if (preferences.gpu_layers, preferences.cpu_experts) != (None, None):
         return [
             f"{name} has {readable_size(free[name])} free, but this takes {readable_size(size)}: loading may fail or "
             "be slow (without -ngl, as many layers as fit are put there)"
@@ -234,11 +226,10 @@ def gpu_notes(
 _LEFT_FREE = 0.1  # of each device's memory; all of a processor's counts as free, even if used
 
 
-def split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
+def _split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Hardware, preferred: int | None) -> Split:
     """Place layers in proportion to the free memory of each machine; the rest stays on this processor.
 
     Args:
-        needs: of the whole model with that context.
         preferred: layers on workers and GPUs; None includes this machine's processor, unless it has GPUs.
     """
     layers = header.n_layers + 1  # llama.cpp counts the output as one
@@ -278,19 +269,15 @@ def divide(layers: int, rooms: Sequence[int]) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def places(layers: int, hardware: Hardware, split: Split) -> list[tuple[str, int]]:
-    """Return the places in llama.cpp's order with their number of layers."""
-    names = [worker.endpoint for worker in hardware.workers for _ in worker.devices]
-    names += [f"{gpu.name} here" for gpu in hardware.gpus if not gpu.shared]
-    return [("here", layers - sum(split.layer_counts)), *zip(names, split.layer_counts, strict=True)]
-
-
-def layer_placement(layers: int, hardware: Hardware, split: Split) -> str:
+def _layers_by_machine(layers: int, hardware: Hardware, split: Split) -> str:
     """Return e.g. "layers 1-10 of 31 here, 11-20 on 10.0.0.2:50052, 21-31 on 10.0.0.3:50052"."""
+    names = ["here", *(f"on {worker.endpoint}" for worker in hardware.workers for _ in worker.devices)]
+    names += [f"{gpu.name} here" for gpu in hardware.gpus if not gpu.shared]
+    counts = (layers - sum(split.layer_counts), *split.layer_counts)  # in llama.cpp's order
     parts, first = [], 1
-    for name, count in places(layers, hardware, split):
+    for name, count in zip(names, counts, strict=True):
         last = first + count - 1
         numbers = "none" if not count else f"{first}-{last}" if count > 1 else str(first)
-        parts.append(f"{numbers} {name}" if name.endswith("here") else f"{numbers} on {name}")
+        parts.append(f"{numbers} {name}")
         first += count
     return f"layers {', '.join(parts)}; {layers} in all, the last is the output"

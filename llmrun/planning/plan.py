@@ -28,10 +28,8 @@ from llmrun.planning.placement import (
     Split,
     check_overrides,
     described,
-    gpu_notes,
-    layer_placement,
-    split_memory,
-    split_over_workers,
+    placement_notes,
+    split_model,
 )
 from llmrun.protocol.devices import Gpu, selected
 from llmrun.protocol.loading import Load, LoadSettings
@@ -256,7 +254,13 @@ def make_plan(
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
-        notes=(*context_notes, *head_notes, *cell_notes, *_placement_notes(fit, split), *thread_notes),
+        notes=(
+            *context_notes,
+            *head_notes,
+            *cell_notes,
+            *placement_notes(header, hardware, split, fit.preferences),
+            *thread_notes,
+        ),
         kv_type_k=fit.preferences.attention["kv_type_k"],
         kv_type_v=fit.preferences.attention["kv_type_v"],
         flash_attention=flash_attention,
@@ -296,38 +300,7 @@ def beyond_training(header: Header, n_ctx: int) -> tuple[str, ...]:
     return (f"context {n_ctx:,} tokens: the model was trained on {trained:,}, so answers get worse beyond that",)
 
 
-# ---- processor and GPUs ----------------------------------------------------------------------------
-
-
-def split_model(
-    header: Header,
-    needs: Memory,
-    n_ctx: int,
-    hardware: Hardware,
-    preferences: LoadPreferences,
-    measured: Measured = UNMEASURED,
-) -> Split:
-    """Place a model that needs this memory with a context window, with or without workers."""
-    if hardware.workers:
-        return split_over_workers(header, needs, n_ctx, hardware, preferences.gpu_layers)
-    return split_memory(
-        header,
-        needs,
-        n_ctx,
-        hardware.gpus,
-        preferences.gpu_layers,
-        preferences.cpu_experts,
-        with_scores=preferences.flash_attention == "off",
-        settings=EngineSettings(n_ubatch=preferences.n_ubatch, **preferences.device_settings),
-        excess=dict(measured.gpu_excess),
-    )
-
-
-def _placement_notes(fit: _ContextFit, split: Split) -> list[str]:
-    header, hardware, preferences = fit.header, fit.hardware, fit.preferences
-    if hardware.workers:
-        return [layer_placement(header.n_layers + 1, hardware, split)]
-    return gpu_notes(header, hardware.gpus, split, preferences.gpu_layers, preferences.cpu_experts)
+# ---- flash attention ---------------------------------------------------------------------------------
 
 
 def choose_flash_attention(
@@ -509,9 +482,8 @@ class _ContextFit:
         )
 
     def split(self, n_cells: int, start: int) -> Split:
-        return split_model(
-            self.header, self.memory(n_cells, start), n_cells, self.hardware, self.preferences, self.measured
-        )
+        excess = dict(self.measured.gpu_excess)
+        return split_model(self.header, self.memory(n_cells, start), n_cells, self.hardware, self.preferences, excess)
 
     def at_start(self, start: int, split: Split) -> Split:
         """Return a split when the model is loaded, before the KV cache has grown."""

@@ -7,13 +7,13 @@ strengths. Differences within the measurement error are ignored.
 from __future__ import annotations
 
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from statistics import median
 from typing import Any
 
-from llmrun.bench import significance
+from llmrun import statistics
 from llmrun.bench.results import Machine
 from llmrun.protocol.codec import as_dict
 
@@ -29,7 +29,7 @@ class CardSpeed:
 
     @property
     def median(self) -> float | None:
-        return statistics.median(self.samples) if self.samples else None
+        return median(self.samples) if self.samples else None
 
     @property
     def low(self) -> float | None:
@@ -234,7 +234,7 @@ def _is_faster(one: CardSpeed, other: CardSpeed) -> bool:
     if not one.samples or not other.samples or min(*one.samples, *other.samples) <= 0:
         return False
     rounds = min(len(one.samples), len(other.samples))
-    verdict = significance.compare(other.samples[:rounds], one.samples[:rounds], paired=True)
+    verdict = statistics.compare(other.samples[:rounds], one.samples[:rounds], paired=True)
     return verdict.kind == "faster" and verdict.ratio > 1 + _SAME_SPEED
 
 

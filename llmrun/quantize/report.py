@@ -38,48 +38,6 @@ OnShare = Callable[[float], None]
 """Called with the share of one measurement that is done, 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceModel:
-    """Source of the quantized types."""
-
-    name: str
-    type: str  # e.g. "F16"
-    n_bytes: int
-    bits_per_weight: float
-    n_parameters: int
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedModel:
-    """Quantized file."""
-
-    n_bytes: int
-    bits_per_weight: float
-    seconds: float  # for quantizing
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedMeasurement:
-    """One round of speed measurements."""
-
-    prefill: float  # tokens/s
-    decode: float  # tokens/s
-    peak_memory: int | None  # largest resident set of the engine process in bytes; None if unknown
-
-
-@dataclass(frozen=True, slots=True)
-class QualityMeasurement:
-    """Quality of a model and of the source on the same text."""
-
-    quality: Quality
-    source: Quality
-    text: str  # name for display
-    text_sha256: str  # of the UTF-8 bytes; only figures on the same text are comparable
-    n_tokens: int  # evaluated tokens
-
-
 # ---- progress and remaining time
 
 
@@ -239,12 +197,14 @@ def require_text(model: Path, text: EvaluatedText) -> None:
 class LocalMeasurements:
     """Measurements of a model's types on this machine; see make_report() for the arguments.
 
-    Each raises LlmrunError after a failure, and can be interrupted. Raises BadModelError or ModelNotFoundError if the
-    source is not a model's file.
-    """
+    Each adds its figures to a type's row. Each raises LlmrunError after a failure, and can be interrupted.
 
-    prompt_tokens = _PROMPT
-    answer_tokens = _ANSWER
+    Attributes:
+        method: facts about the measurements so far.
+        notes: a sentence about each load setting that is not the default.
+
+    Raises BadModelError or ModelNotFoundError if the source is not a model's file.
+    """
 
     def __init__(
         self,
@@ -257,7 +217,6 @@ class LocalMeasurements:
         chunks: int = MAX_CHUNKS,
     ) -> None:
         self._source = source
-        self._name = name or model_stem(source)
         self._text = text or default_text()
         self._imatrix = imatrix
         self._preferences = preferences
@@ -265,22 +224,21 @@ class LocalMeasurements:
         self._header = read_header(source)
         self._build_commit = ""
         self._previews: dict[str, Preview] = {}
-        self.threads = preferences.threads or probe().usable_cores
+        self.name = name or model_stem(source)
+        self.notes = tuple(_unusual(preferences))
+        self.method = Method(
+            prompt_tokens=_PROMPT,
+            answer_tokens=_ANSWER,
+            threads=preferences.threads or probe().usable_cores,
+            imatrix=imatrix.name if imatrix else "",
+        )
 
     def machine(self) -> Machine:
         return describe(build_commit=self._build_commit)
 
-    def original(self) -> SourceModel:
-        """Return the facts about the source."""
+    def source_row(self) -> CardRow:
         header = self._header
-        return SourceModel(
-            name=self._name,
-            type=header.quant,
-            n_bytes=header.file_size,
-            bits_per_weight=header.bits_per_weight,
-            n_parameters=header.n_parameters,
-            notes=tuple(_unusual(self._preferences)),
-        )
+        return CardRow(header.quant, is_source=True, n_bytes=header.file_size, bits_per_weight=header.bits_per_weight)
 
     def expected_bytes(self, kind: str) -> int:
         """Return the expected file size of a type; raise UsageError if the type is invalid."""
@@ -288,16 +246,18 @@ class LocalMeasurements:
             self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
         return self._previews[kind].n_bytes
 
-    def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
+    def make(self, row: CardRow, target: Path, on_share: OnShare) -> CardRow:
         """Write the file of a type."""
-        done = quantize(
-            self._request(kind, target), lambda _, share: on_share(share), estimate=self._previews.get(kind)
+        made = quantize(
+            self._request(row.type, target), lambda _, share: on_share(share), estimate=self._previews.get(row.type)
         )
-        return QuantizedModel(done.n_bytes, done.bits_per_weight, done.seconds, done.notes)
+        return replace(
+            row, n_bytes=made.n_bytes, bits_per_weight=made.bits_per_weight, seconds=made.seconds, notes=made.notes
+        )
 
-    def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
+    def time(self, row: CardRow, model: Path, on_share: OnShare) -> CardRow:
         """Measure the speed of a model once, in an engine process of its own."""
-        settings = replace(self._preferences.settings(probe()), threads=self.threads)
+        settings = replace(self._preferences.settings(probe()), threads=self.method.threads)
         load = Load.of(settings, str(model.absolute()), n_ctx=0, n_ctx_start=0)
         with closing(EngineClient()) as engine:
             on_share(0.1)
@@ -307,11 +267,16 @@ class LocalMeasurements:
         self._build_commit = decode.model.build_commit
         if model == self._source:
             self._chunks = chunks_for(_rate(prefill, _PROMPT), self._chunks)
-        peaks = [done.peak_bytes for done in (prefill, decode) if done.peak_bytes is not None]
-        return SpeedMeasurement(_rate(prefill, _PROMPT), _rate(decode, _ANSWER), max(peaks, default=None))
+        peaks = (row.peak_memory, prefill.peak_bytes, decode.peak_bytes)
+        return replace(
+            row,
+            prefill=CardSpeed((*row.prefill.samples, _rate(prefill, _PROMPT))),
+            decode=CardSpeed((*row.decode.samples, _rate(decode, _ANSWER))),
+            peak_memory=max((peak for peak in peaks if peak is not None), default=None),
+        )
 
-    def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
-        """Compare a model with the source."""
+    def judge(self, row: CardRow, model: Path, on_share: OnShare) -> tuple[CardRow, Quality]:
+        """Compare a model with the source; return the source's quality too."""
 
         def report(update: EvaluateUpdate) -> None:
             on_share(update.done / update.total if update.total else 0.0)
@@ -325,7 +290,11 @@ class LocalMeasurements:
             preferences=self._preferences,
             on_update=report,
         )
-        return QualityMeasurement(*_qualities(result), text.name, text.sha256, result.chunks * result.n_ctx)
+        quality, of_source = _qualities(result)
+        self.method = replace(
+            self.method, text=text.name, text_sha256=text.sha256, n_tokens=result.chunks * result.n_ctx
+        )
+        return replace(row, quality=quality), of_source
 
     def _request(self, kind: str, target: Path) -> QuantizeRequest:
         return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._preferences.threads)
@@ -442,14 +411,15 @@ def make_report(
     kinds = list(dict.fromkeys(types))
     if not kinds:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")
-    original = measures.original()
     failures, needed = _expected(measures, kinds)
-    targets = _targets(original, [kind for kind in kinds if kind not in failures], keep)
+    names = {kind: f"{measures.name}-{kind}.gguf" for kind in kinds if kind not in failures}
+    if keep is not None:
+        _refuse_existing([keep / name for name in names.values()])
     with working_folder(keep, needed) as folder:
-        work = _Work(source, original, measures, {kind: folder / name for kind, name in targets.items()}, on_update)
+        work = _Work(source, measures, {kind: folder / name for kind, name in names.items()}, on_update)
         for kind, reason in failures.items():
             work.fail(kind, reason)
-        return work.run(QUICK_ROUNDS if is_quick else rounds, keeps=keep is not None, imatrix=imatrix)
+        return work.run(QUICK_ROUNDS if is_quick else rounds, keeps=keep is not None)
 
 
 def _expected(measures: LocalMeasurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
@@ -467,48 +437,33 @@ def _expected(measures: LocalMeasurements, kinds: Sequence[str]) -> tuple[dict[s
     return failures, needed
 
 
-def _targets(original: SourceModel, kinds: Sequence[str], keep: Path | None) -> dict[str, str]:
-    names = {kind: f"{original.name}-{kind}.gguf" for kind in kinds}
-    existing = [name for name in names.values() if keep is not None and (keep / name).exists()]
+def _refuse_existing(targets: Sequence[Path]) -> None:
+    existing = [target for target in targets if target.exists()]
     if existing:
         raise UsageError(
-            f"{str(keep and keep / existing[0])!r} is there already",
+            f"{str(existing[0])!r} is there already",
             why="a report replaces no file",
             hint="name another folder, or remove it",
         )
-    return names
 
 
 class _Work:
     """Steps of the job, and their results so far."""
 
     def __init__(
-        self,
-        source: Path,
-        original: SourceModel,
-        measures: LocalMeasurements,
-        targets: dict[str, Path],
-        on_update: OnUpdate,
+        self, source: Path, measures: LocalMeasurements, targets: dict[str, Path], on_update: OnUpdate
     ) -> None:
-        self._source = source
-        self._original = original
         self._measures = measures
-        self._targets = targets
+        self._paths = {_SOURCE: source} | targets
         self._on_update = on_update
-        source_row = CardRow(
-            original.type, is_source=True, n_bytes=original.n_bytes, bits_per_weight=original.bits_per_weight
-        )
-        self._rows = {_SOURCE: source_row} | {kind: CardRow(kind) for kind in targets}
-        self._method = Method(
-            prompt_tokens=measures.prompt_tokens, answer_tokens=measures.answer_tokens, threads=measures.threads
-        )
+        self._rows = {_SOURCE: measures.source_row()} | {kind: CardRow(kind) for kind in targets}
         self._timetable = Timetable([])
 
     def fail(self, kind: str, reason: str) -> None:
         self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=reason)
         self._timetable.drop(kind)
 
-    def run(self, rounds: int, *, keeps: bool, imatrix: Path | None) -> Card:
+    def run(self, rounds: int, *, keeps: bool) -> Card:
         started, began = time.time(), time.monotonic()
         steps = self._steps(rounds)
         self._timetable = Timetable(steps)
@@ -519,33 +474,36 @@ class _Work:
                     self._run_step(step)
         except (KeyboardInterrupt, CancelledError):
             is_complete = False
-        rows = [self._with_path(row, keeps) for row in self._rows.values()]
+        measures, source = self._measures, self._paths[_SOURCE]
+        rows = [
+            replace(row, path=str(self._paths[kind])) if kind == _SOURCE or (keeps and row.n_bytes is not None) else row
+            for kind, row in self._rows.items()
+        ]
         # The file of a Hugging Face folder is temporary, so its name means nothing.
-        is_file = self._source.suffix == ".gguf"
+        is_file = source.suffix == ".gguf"
         return Card(
-            name=self._original.name,
-            source=self._source.name if is_file else f"{self._original.name} ({self._original.type})",
+            name=measures.name,
+            source=source.name if is_file else f"{measures.name} ({self._rows[_SOURCE].type})",
             rows=tuple(sorted(rows, key=_rank)),
-            method=replace(self._method, rounds=rounds, imatrix=imatrix.name if imatrix else ""),
-            machine=self._measures.machine(),
+            method=replace(measures.method, rounds=rounds),
+            machine=measures.machine(),
             started=started,
             seconds=time.monotonic() - began,
             is_complete=is_complete,
-            notes=self._original.notes,
+            notes=measures.notes,
         )
 
     def _steps(self, rounds: int) -> list[ReportStep]:
         """Return the steps: each type is made, judged and timed once; then all types are timed again in turns."""
+        kinds = [kind for kind in self._paths if kind != _SOURCE]
         steps = [_timing(_SOURCE)]
-        for kind in self._targets:
+        for kind in kinds:
             steps += [
                 ReportStep("quantizing", kind, _effort(kind)),
                 ReportStep("judging", kind, _EFFORT["judging"]),
                 _timing(kind),
             ]
-        for _ in range(rounds - 1):
-            steps += [_timing(kind) for kind in (_SOURCE, *self._targets)]
-        return steps
+        return steps + [_timing(kind) for kind in (_SOURCE, *kinds)] * (rounds - 1)
 
     def _run_step(self, step: ReportStep) -> None:
         began = time.monotonic()
@@ -553,7 +511,7 @@ class _Work:
         def report(share: float, row: CardRow | None = None) -> None:
             running = time.monotonic() - began
             timetable = self._timetable
-            name = self._original.type if step.type == _SOURCE else step.type
+            name = self._rows[step.type].type
             if row is None:
                 done, left = timetable.share_done(share, running), timetable.seconds_left(share, running)
             else:
@@ -575,37 +533,16 @@ class _Work:
             self._timetable.finish(time.monotonic() - began)
         report(1.0, self._rows[step.type])
 
-    def _measure(self, step: ReportStep, report: Callable[[float], None]) -> None:
-        row = self._rows[step.type]
-        path = self._source if step.type == _SOURCE else self._targets[step.type]
+    def _measure(self, step: ReportStep, on_share: OnShare) -> None:
+        row, path = self._rows[step.type], self._paths[step.type]
         if step.kind == "quantizing":
-            made = self._measures.make(step.type, path, report)
-            row = replace(
-                row, n_bytes=made.n_bytes, bits_per_weight=made.bits_per_weight, seconds=made.seconds, notes=made.notes
-            )
+            row = self._measures.make(row, path, on_share)
         elif step.kind == "judging":
-            judged = self._measures.judge(path, report)
-            row = replace(row, quality=judged.quality)
-            self._rows[_SOURCE] = replace(self._rows[_SOURCE], quality=judged.source)
-            self._method = replace(
-                self._method, text=judged.text, text_sha256=judged.text_sha256, n_tokens=judged.n_tokens
-            )
+            row, of_source = self._measures.judge(row, path, on_share)
+            self._rows[_SOURCE] = replace(self._rows[_SOURCE], quality=of_source)
         else:
-            timed = self._measures.time(path, report)
-            peaks = [peak for peak in (row.peak_memory, timed.peak_memory) if peak is not None]
-            row = replace(
-                row,
-                prefill=CardSpeed((*row.prefill.samples, timed.prefill)),
-                decode=CardSpeed((*row.decode.samples, timed.decode)),
-                peak_memory=max(peaks, default=None),
-            )
+            row = self._measures.time(row, path, on_share)
         self._rows[step.type] = row
-
-    def _with_path(self, row: CardRow, keeps: bool) -> CardRow:
-        if row.is_source:
-            return replace(row, path=str(self._source))
-        made = keeps and row.n_bytes is not None
-        return replace(row, path=str(self._targets[row.type])) if made else row
 
 
 _SOURCE = ""  # the source's key: one of the types may be the source's own

@@ -18,7 +18,6 @@ from support.gguf_writer import runnable_model, tiny_model, write
 from support.simulated_machines import SimulatedMachine, all_settings
 
 from llmrun.bench.results import BenchWarning
-from llmrun.bench.significance import Verdict
 from llmrun.bench.tune import (
     DECODE,
     PREFILL,
@@ -60,6 +59,7 @@ from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, BenchTest, Repetition
 from llmrun.protocol.loading import Load
 from llmrun.quantize.types import FastCopy
+from llmrun.statistics import Verdict
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome, step_words
 

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from llmrun.bench import machine, significance
-from llmrun.bench.significance import Verdict, compare
+from llmrun import statistics
+from llmrun.bench import machine
+from llmrun.statistics import Verdict, compare
 
 SLOWER = 0.05
 Series = list[float]
@@ -175,7 +176,7 @@ def real(path: Path, sets: int) -> None:
         runner.close()
         runs.append((rates, bool(watch.warnings)))
     for (a, load_a), (b, load_b) in zip(runs, runs[2:], strict=False):  # the next start with the same test
-        between = significance.DISTURBED if load_a or load_b else significance.BETWEEN
+        between = statistics.DISTURBED if load_a or load_b else statistics.BETWEEN
         found.append(compare(a, b, between=between))
     tell(f"real, apart, {sets} sets of 5 and 5", found, time.monotonic() - began)
     print(f"  of {len(runs)} starts, {sum(disturbed for _, disturbed in runs)} were disturbed by other programs")

@@ -10,7 +10,6 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.bench import tune as tuning
-from llmrun.bench.significance import Verdict
 from llmrun.bench.tune import Improvement, SearchResult
 from llmrun.cli.chat import SessionOptions, _store
 from llmrun.cli.main import _explained
@@ -19,6 +18,7 @@ from llmrun.doctor.doctor import _directory
 from llmrun.errors import DiskFullError, OutOfMemoryError, ResourceError
 from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
+from llmrun.statistics import Verdict
 from llmrun.ui.terminal.output import Output
 
 

@@ -26,8 +26,8 @@ from llmrun.planning import estimate, hardware
 from llmrun.planning.estimate import remote_candidates
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
-from llmrun.planning.placement import split_memory
-from llmrun.planning.plan import margin
+from llmrun.planning.placement import split_model
+from llmrun.planning.plan import LoadPreferences, margin
 from llmrun.protocol.devices import Gpu
 
 GB = 10**9
@@ -142,7 +142,7 @@ def fits(weights: int, header: Any, hardware: Hardware) -> bool:
     """Whether weights, a small KV cache and scratch memory go into RAM and VRAM, with something left."""
     sizes = _Sizes(header, weights)
     needs = memory(sizes, 512, start=512)
-    ram = split_memory(sizes, needs, 512, hardware.gpus, None).ram  # type: ignore[arg-type]
+    ram = split_model(sizes, needs, 512, hardware, LoadPreferences()).ram  # type: ignore[arg-type]
     return ram <= hardware.memory_available - margin(hardware.memory_available)
 
 

@@ -16,12 +16,11 @@ from llmrun.gguf.layers import LayerShares
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import DEVICE_BATCH, UBATCH, memory, reserved_bytes
-from llmrun.planning.placement import ALL_LAYERS, Split, described, divide, split_memory
+from llmrun.planning.placement import ALL_LAYERS, Split, described, divide, split_model
 from llmrun.planning.plan import LoadPreferences, Plan, make_plan
 from llmrun.planning.tuned import SPINS, waiting_environment
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import Load
-from llmrun.protocol.settings import EngineSettings
 from llmrun.runner.workers import RpcWorker, WorkerDevice
 
 GIB = 1 << 30
@@ -46,7 +45,14 @@ DENSE = replace(MIXTURE, expert_bytes={})
 
 def split(*free: int, wish: int | None = None, experts: int | None = None, facts: Facts = MIXTURE) -> Split:
     gpus = tuple(Gpu(f"CUDA{number}", "NVIDIA Imaginary", 80 * GIB, each) for number, each in enumerate(free))
-    return split_memory(facts, memory(facts, N_CTX), N_CTX, gpus, wish, experts)
+    return place(facts, N_CTX, gpus, LoadPreferences(gpu_layers=wish, cpu_experts=experts))
+
+
+def place(
+    facts: Facts, n_ctx: int, gpus: tuple[Gpu, ...], preferences: LoadPreferences, start: int | None = None
+) -> Split:
+    hardware = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, gpus)
+    return split_model(facts, memory(facts, n_ctx, start=start), n_ctx, hardware, preferences)
 
 
 def test_a_gpu_that_holds_everything_gets_the_experts_too() -> None:
@@ -181,14 +187,14 @@ def test_the_plan_is_within_a_tenth_of_what_llama_cpp_allocates(
     layers: int, count: int, n_ctx: int, flash_attention: str, allocated: list[float]
 ) -> None:
     gpus = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(count))
-    needs = memory(SMOL, n_ctx, start=n_ctx)
-    found = split_memory(SMOL, needs, n_ctx, gpus, layers, with_scores=flash_attention == "off")
+    preferences = LoadPreferences(gpu_layers=layers, flash_attention=flash_attention)
+    found = place(SMOL, n_ctx, gpus, preferences, start=n_ctx)
     assert [size / 1e6 for _, size in found.gpu_bytes] == pytest.approx(allocated, rel=0.1)
 
 
 def test_a_gpu_with_the_output_alone_has_no_activations() -> None:
     gpus = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(2))
-    (_, first), (_, last) = split_memory(SMOL, memory(SMOL, 2048), 2048, gpus, 2).gpu_bytes
+    (_, first), (_, last) = place(SMOL, 2048, gpus, LoadPreferences(gpu_layers=2)).gpu_bytes
     assert first > last - OUTPUT
     assert OUTPUT < last < OUTPUT + 4_000_000
 
@@ -246,10 +252,9 @@ def test_divisions_are_planned_as_llama_cpp_allocates_them(
 def test_a_tensor_is_counted_where_it_is_put() -> None:
     shares = LayerShares((0.4, 0.4, 0.1), tensors={"token_embd": (-1, 0.1), "a.up": (0, 0.3)})
     facts = replace(DENSE, n_layers=2, weight_bytes=GIB, shares=shares)
-    needs = memory(facts, 512)
 
     def placed(text: str) -> Split:
-        return split_memory(facts, needs, 512, TWO[:1], ALL_LAYERS, settings=EngineSettings(override_tensor=text))
+        return place(facts, 512, TWO[:1], LoadPreferences(gpu_layers=ALL_LAYERS, override_tensor=text))
 
     plain, up, embeddings = placed(""), placed(r"\.up=CPU"), placed("token_embd=Vulkan0")
     assert up.ram - plain.ram == pytest.approx(0.3 * GIB, abs=2)

@@ -18,6 +18,7 @@ from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, Repetitio
 from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, Figure
 from llmrun.quantize import report
 from llmrun.quantize.card import (
+    CardRow,
     CardSpeed,
     Quality,
     beaten_by,
@@ -348,12 +349,10 @@ def test_speed_is_measured_in_an_engine_of_its_own(source_file: Path, monkeypatc
     monkeypatch.setattr(report, "EngineClient", Engine)
     Engine.started = 0
     measures = LocalMeasurements(source_file)
-    first, second = (
-        measures.time(source_file, lambda share: None),
-        measures.time(source_file, lambda share: None),
-    )
-    assert (first.prefill, first.decode, first.peak_memory) == (2000.0, 1000.0, 1032)
-    assert second.peak_memory == 2032
+    first = measures.time(CardRow("F32"), source_file, lambda share: None)
+    assert (first.prefill.samples, first.decode.samples, first.peak_memory) == ((2000.0,), (1000.0,), 1032)
+    second = measures.time(first, source_file, lambda share: None)
+    assert (second.prefill.samples, second.peak_memory) == ((2000.0, 2000.0), 2032)
     assert measures.machine().build_commit == "abc1234"
 
 
@@ -368,17 +367,16 @@ def test_quality_is_measured_beside_the_source(
 
     monkeypatch.setattr(report, "evaluate", evaluate)
     text = EvaluatedText("text.txt", "Once upon a time")
-    judged = LocalMeasurements(source_file, text=text, preferences=LoadPreferences(threads=3), chunks=5).judge(
-        tmp_path / "q.gguf", lambda share: None
-    )
+    measures = LocalMeasurements(source_file, text=text, preferences=LoadPreferences(threads=3), chunks=5)
+    judged, of_source = measures.judge(CardRow("Q4_0"), tmp_path / "q.gguf", lambda share: None)
     assert asked["reference"] == source_file
     assert asked["text"] == text
     assert (asked["preferences"], asked["chunks"]) == (LoadPreferences(threads=3), 5)
     assert judged.quality.kld == 0.03
     assert judged.quality.kld_error == pytest.approx(0.002)
     assert judged.quality.same_top_error == pytest.approx(0.01)
-    assert judged.source.perplexity == 20.0
-    assert (judged.text, judged.n_tokens) == ("text.txt", 1536)
+    assert of_source.perplexity == 20.0
+    assert (measures.method.text, measures.method.n_tokens) == ("text.txt", 1536)
 
 
 def test_a_quick_report_reads_little_and_measures_twice(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +396,7 @@ def test_a_quick_report_reads_little_and_measures_twice(source: Path, monkeypatc
 def test_nothing_evaluated_is_an_error(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "evaluate", lambda model, **options: EvaluateResult(0, 0, 512, 0))
     with pytest.raises(LlmrunError, match="nothing was evaluated"):
-        LocalMeasurements(source_file).judge(source_file, lambda share: None)
+        LocalMeasurements(source_file).judge(CardRow("F32"), source_file, lambda share: None)
 
 
 @pytest.mark.parametrize(
@@ -412,7 +410,7 @@ def test_nothing_evaluated_is_an_error(source_file: Path, monkeypatch: pytest.Mo
 )
 def test_files_are_called_after_the_model(source_file: Path, name: str, stem: str) -> None:
     assert model_stem(source_file.with_name(name)) == stem
-    assert LocalMeasurements(source_file, name="other").original().name == "other"
+    assert LocalMeasurements(source_file, name="other").name == "other"
 
 
 def test_slow_models_read_less() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.quantize.card import Card, CardRow, CardSpeed, Method, Quality
-from llmrun.quantize.report import OnShare, QualityMeasurement, QuantizedModel, SourceModel, SpeedMeasurement
+from llmrun.quantize.report import OnShare
 
 # Type -> bytes, prefill, decode, mean KLD.
 FIGURES = {
@@ -28,11 +29,12 @@ MACHINE = Machine(name="a box", cpu="Testium 3000", cores=2, threads=2, llmrun="
 class FakeMeasures:
     """Gives FIGURES; on_call may raise, and sees every call as ("make", "Q4_0")."""
 
-    prompt_tokens, answer_tokens, threads = 256, 32, 2
+    name, notes = "tiny", ()
 
     def __init__(self, on_call: Callable[[str, str], None] = lambda what, kind: None) -> None:
         self.calls: list[tuple[str, str]] = []
         self._on_call = on_call
+        self.method = Method(prompt_tokens=256, answer_tokens=32, threads=2)
 
     def _called(self, what: str, kind: str) -> tuple[int, float, float, float]:
         self.calls.append((what, kind))
@@ -42,8 +44,8 @@ class FakeMeasures:
     def machine(self) -> Machine:
         return MACHINE
 
-    def original(self) -> SourceModel:
-        return SourceModel("tiny", "F16", FIGURES["F16"][0], 16.0, 135_000_000)
+    def source_row(self) -> CardRow:
+        return CardRow("F16", is_source=True, n_bytes=FIGURES["F16"][0], bits_per_weight=16.0)
 
     def expected_bytes(self, kind: str) -> int:
         if kind not in FIGURES:
@@ -51,23 +53,28 @@ class FakeMeasures:
         self._called("expect", kind)
         return FIGURES[kind][0]
 
-    def make(self, kind: str, target: Path, on_share: OnShare) -> QuantizedModel:
-        n_bytes = self._called("make", kind)[0]
+    def make(self, row: CardRow, target: Path, on_share: OnShare) -> CardRow:
+        n_bytes = self._called("make", row.type)[0]
         target.write_bytes(b"GGUF")
         on_share(0.5)
-        return QuantizedModel(n_bytes, 8 * n_bytes / 135e6, 1.5, (f"{kind} has a note",) if kind == "Q4_K_M" else ())
+        notes = (f"{row.type} has a note",) if row.type == "Q4_K_M" else ()
+        return replace(row, n_bytes=n_bytes, bits_per_weight=8 * n_bytes / 135e6, seconds=1.5, notes=notes)
 
-    def time(self, model: Path, on_share: OnShare) -> SpeedMeasurement:
-        kind = self._kind(model)
-        n_bytes, prefill, decode, _ = self._called("time", kind)
+    def time(self, row: CardRow, model: Path, on_share: OnShare) -> CardRow:
+        n_bytes, prefill, decode, _ = self._called("time", self._kind(model))
         wobble = 1 + 0.01 * (len(self.calls) % 3 - 1)
-        return SpeedMeasurement(prefill * wobble, decode * wobble, n_bytes + 40_000_000)
+        return replace(
+            row,
+            prefill=CardSpeed((*row.prefill.samples, prefill * wobble)),
+            decode=CardSpeed((*row.decode.samples, decode * wobble)),
+            peak_memory=n_bytes + 40_000_000,
+        )
 
-    def judge(self, model: Path, on_share: OnShare) -> QualityMeasurement:
-        kind = self._kind(model)
-        kld = self._called("judge", kind)[3]
+    def judge(self, row: CardRow, model: Path, on_share: OnShare) -> tuple[CardRow, Quality]:
+        kld = self._called("judge", self._kind(model))[3]
         quality = Quality(21.34 * (1 + kld), 0.8, kld, kld / 20, 1 - 2 * kld, 0.01)
-        return QualityMeasurement(quality, Quality(21.34, 0.8), "a text", "5d41", 8192)
+        self.method = replace(self.method, text="a text", text_sha256="5d41", n_tokens=8192)
+        return replace(row, quality=quality), Quality(21.34, 0.8)
 
     @staticmethod
     def _kind(model: Path) -> str:

@@ -17,9 +17,9 @@ from llmrun.bench.compare import Comparison, Pair
 from llmrun.bench.external import ExternalComparison
 from llmrun.bench.history import HistoryEntry
 from llmrun.bench.results import BenchRow, Limit, Machine, Result, setting_text
-from llmrun.bench.significance import Verdict, interval
 from llmrun.protocol.settings import SETTINGS, shown
 from llmrun.protocol.sizes import readable_size
+from llmrun.statistics import Verdict, interval
 from llmrun.ui.html.render import Bar, drawable_bars, render
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut, width

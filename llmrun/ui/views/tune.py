@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from llmrun.bench.significance import Verdict
 from llmrun.bench.tune import Improvement, Ratio, SearchResult, Step, Trial
 from llmrun.gguf.header import Header
 from llmrun.planning.tuned import Profile, TunedSettings
@@ -16,6 +15,7 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.protocol.speculation import StepTime
 from llmrun.quantize.request import model_stem
 from llmrun.quantize.types import FastCopy
+from llmrun.statistics import Verdict
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
