@@ -26,7 +26,7 @@ def next_admission(
     for sequence in waiting:
         if not free_slots or len(ready) == n_candidates:
             break
-        cached = slots.cached_prefix(sequence.tokens, sequence.extras.salt)
+        cached = slots.cached_prefix(sequence.tokens, sequence.salt)
         sequence.awaits_prefix = context.shares and _is_prefix_pending(sequence, active, slots, cached)
         if sequence.awaits_prefix:
             free_slots -= 1  # reserved for it
@@ -38,7 +38,7 @@ def next_admission(
     if chosen.passed < MAX_PASSED:
         chosen = max(ready, key=itemgetter(0))[1]
     pending = [each.n_waiting for each in active]
-    if active and not slots.admits(chosen.tokens, chosen.extras.salt, sum(pending)):
+    if active and not slots.admits(chosen.tokens, chosen.salt, sum(pending)):
         # While others still prefill, their prompts may turn out to share its prefix.
         return None, sum(pending) == len(pending)
     for _, sequence in ready:
@@ -51,7 +51,7 @@ def _is_prefix_pending(sequence: Sequence, active: List[Sequence], slots: Slots,
     remaining = len(sequence.tokens) - cached - 1
     minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
     for each in active:
-        if each.n_waiting > 1 and each.extras.salt == sequence.extras.salt:
+        if each.n_waiting > 1 and each.salt == sequence.salt:
             shared = common_prefix(each.tokens, sequence.tokens)
             if shared >= minimum and shared > each.n_cached:
                 slots.checkpoints.plan_another(each.slot, shared)

@@ -35,7 +35,7 @@ class ExclusiveScheduler:
         """
         groups: dict[Hashable, list[Sequence]] = {}
         for sequence in running:
-            groups.setdefault(sequence.extras.adapters, []).append(sequence)
+            groups.setdefault(sequence.adapters, []).append(sequence)
         self._last_batches = {group: self._last_batches.get(group, self._batch) for group in groups}
         if self._group not in groups or not self._remaining:
             self._group = min(groups, key=self._last_batches.__getitem__)
@@ -43,7 +43,7 @@ class ExclusiveScheduler:
         self._batch, self._remaining = self._batch + 1, self._remaining - 1
         self._last_batches[self._group] = self._batch
         members = groups[self._group]
-        self._context.adapt(members[0].extras.adapters)
+        self._context.adapt(members[0].adapters)
         return members, self._max_size(members, active, n_mixed)
 
     def _max_size(self, members: list[Sequence], active: list[Sequence], n_mixed: Callable[[list[int]], int]) -> int:
