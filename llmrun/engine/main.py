@@ -59,8 +59,8 @@ from llmrun.protocol.questions import (
 from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.sequence import Sequence
+    from llmrun.engine.core.slots import HostPrefix
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel

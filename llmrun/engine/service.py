@@ -14,10 +14,10 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import text_only
 from llmrun.engine.core.mtp_model import HeadModel
-from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.thinking import (
     ReasoningTracker,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun.engine.core.draft_model import DraftModel
-from llmrun.engine.core.host_prefix_cache import HostPrefix
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
+from llmrun.engine.core.slots import HostPrefix
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams

@@ -15,8 +15,8 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.images import ImagePart
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
-from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.base import Context, Entry
 
 Batch = list[Entry] | ImagePart  # The input of one decode call

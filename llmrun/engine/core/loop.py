@@ -12,20 +12,25 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
-from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.earlier_texts import EarlierTexts
-from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
+from llmrun.engine.core.drafts import Drafting, EarlierTexts
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.mtp_model import HeadModel
-from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sampler import sample_rows
-from llmrun.engine.core.scheduler import PIECE, level, mixed_tokens, schedule
+from llmrun.engine.core.scheduler import (
+    CANDIDATES,
+    MAX_PASSED,
+    PIECE,
+    ExclusiveScheduler,
+    level,
+    mixed_tokens,
+    next_admission,
+    schedule,
+)
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.core.steps import measure_steps
+from llmrun.engine.core.steps import StepProbe, measure_steps
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, RunLimit
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
@@ -34,7 +39,7 @@ from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
-    from llmrun.engine.core.host_prefix_cache import HostPrefix
+    from llmrun.engine.core.slots import HostPrefix
     from llmrun.engine.core.states import KVStore
 
 _BATCH_SECONDS = 0.5  # of a prompt's piece on a device ...

@@ -18,8 +18,8 @@ from llmrun.protocol.params import Limits
 if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.images import PromptImages
-    from llmrun.engine.core.probe import StepProbe
     from llmrun.engine.core.repeats import RepeatGuard
+    from llmrun.engine.core.steps import StepProbe
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.engine.prompt.history import OpenTurn
     from llmrun.engine.prompt.thinking import ThinkingBudget

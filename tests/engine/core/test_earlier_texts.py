@@ -9,8 +9,7 @@ from support.conversation import Conversation
 from support.fake_context import N_VOCAB, scripted, tokens_of
 
 from llmrun._native import SuffixAutomaton
-from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.earlier_texts import MOST_TOKENS, MOST_USERS, EarlierTexts
+from llmrun.engine.core.drafts import MOST_TOKENS, MOST_USERS, Drafting, EarlierTexts
 from llmrun.protocol.messages import Finished
 from llmrun.protocol.speculation import Speculation, StepTime
 

@@ -9,7 +9,7 @@ from support.conversation import Conversation
 from support.fake_context import FakeContext, hashed
 
 from llmrun._native import StepShape
-from llmrun.engine.core.probe import StepProbe
+from llmrun.engine.core.steps import StepProbe
 from llmrun.protocol.messages import Event, Finished, TextDelta
 from llmrun.protocol.speculation import StepsMeasured, StepTime
 
