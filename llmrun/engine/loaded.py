@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.attention import ATTENTION_CELLS, measure_attention
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.steps import ATTENTION_CELLS, measure_attention
 from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.library import build, cpu_variant
@@ -26,8 +26,8 @@ from llmrun.protocol.questions import SaveState, StateSaved
 from llmrun.protocol.speculation import AttentionTime
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.host_prefix_cache import HostPrefix
     from llmrun.engine.core.mtp_model import HeadModel
+    from llmrun.engine.core.slots import HostPrefix
     from llmrun.engine.core.states import KVStore, StateKey
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
@@ -102,7 +102,7 @@ class LoadedModel:
         return self._is_shared and n_runaways is not None and n_runaways() > 0
 
     def compare_attention(self, is_interrupted: Callable[[], bool]) -> tuple[AttentionTime, ...]:
-        """Measure flash attention on and off, see core/attention.py; return nothing if the engine is busy."""
+        """Measure flash attention on and off, see core/steps.py; return nothing if the engine is busy."""
         if self.engine.busy:
             return ()
         load = replace(self.load, n_ctx=ATTENTION_CELLS, n_ctx_start=ATTENTION_CELLS, n_seq_max=1)

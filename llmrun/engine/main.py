@@ -59,15 +59,15 @@ from llmrun.protocol.questions import (
 from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.host_prefix_cache import HostPrefix
+    from llmrun.engine.core.sequence import Sequence
+    from llmrun.engine.core.slots import HostPrefix
     from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
     from llmrun.engine.preload import Preload
     from llmrun.engine.prompt.writer import PromptWriter
-    from llmrun.engine.service import PreparedRequest
 
-_Argument = Union["Command", "PreparedRequest", "SlicedJob"]
+_Argument = Union["Command", "Sequence", "SlicedJob"]
 _SLICED = frozenset({"embed", "prompt_scores"})
 """Jobs of a loaded model that share the thread that owns llama.cpp with running answers."""
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
@@ -243,9 +243,9 @@ class EngineProcess:
             return
         try:
             if isinstance(command, Generate):
-                prepared = self._loaded_model().preparer.prepare(command, self._channel.send)
-                self._loaded_model().engine.read_ahead(prepared.tokens, prepared.extras.salt)
-                self._queue(command, prepared)
+                sequence = self._loaded_model().preparer.prepare(command, self._channel.send)
+                self._loaded_model().engine.read_ahead(sequence.tokens, sequence.salt)
+                self._queue(command, sequence)
             elif isinstance(command, Job) and command.name in self._prepare_questions:
                 self._answer(command, self._ask(command, self._prepare_questions))
             elif isinstance(command, Job) and command.name in _SLICED:
@@ -393,9 +393,9 @@ class EngineProcess:
         if isinstance(command, Load):
             self._load_finished.set()
 
-    def _generate(self, prepared: PreparedRequest) -> None:
-        self._loaded_model().engine.add(*prepared)
-        self._commands.answering.add(prepared.request)
+    def _generate(self, sequence: Sequence) -> None:
+        self._loaded_model().engine.add(sequence)
+        self._commands.answering.add(sequence.request)
 
     def _explain(self, command: ExplainChoices) -> AnswerExplanation:
         answer = self._loaded_model().engine.finished(command.answer)

@@ -5,23 +5,19 @@ It needs no llama.cpp context, so that a thread of its own can do it, and no ste
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.images import text_only
-from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.mtp_model import HeadModel
-from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.thinking import (
     ReasoningTracker,
@@ -37,7 +33,6 @@ from llmrun.errors import BadGrammarError, BadModelError, LlmrunError, UsageErro
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, begun_anew
-from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.toolcalls import CallSyntax
 
@@ -49,16 +44,6 @@ if TYPE_CHECKING:
 
 _FORCED_THINKING = 4096
 """Maximum number of reasoning tokens before a call that must come, and at most half of the answer."""
-
-
-class PreparedRequest(NamedTuple):
-    """The arguments of Engine.add()."""
-
-    request: int
-    tokens: list[int]
-    sampler: SequenceSampler
-    limits: Limits
-    extras: Extras
 
 
 class Preparer:
@@ -76,7 +61,7 @@ class Preparer:
         draft_model: DraftModel | HeadModel | None = None,
         *,
         projector: Projector | None = None,
-        adapters: Sequence[Adapter] = (),
+        adapters: tuple[Adapter, ...] = (),
         predicts: bool = True,
     ) -> None:
         self.prompts = PromptWriter(vocabulary, template, n_ctx, projector=projector, adapters=adapters)
@@ -90,8 +75,8 @@ class Preparer:
         with suppress(LlmrunError):  # compile_grammar() will report it
             tokens_of(self._vocabulary)
 
-    def prepare(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
-        """Prepare a request for its first step.
+    def prepare(self, generate: Generate, send: Callable[[Event], None]) -> Sequence:
+        """Return a request, ready for its first step.
 
         Raises:
             BadTemplateError: there is no chat template, or it fails.
@@ -102,11 +87,11 @@ class Preparer:
         if not self._predicts:
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self.prompts.clock.start()
-        prepared = self._prepared(generate, send)
-        preparation = self.prompts.clock.end(generate.asked.arrived)
-        return prepared._replace(extras=replace(prepared.extras, preparation=preparation))
+        sequence = self._sequence(generate, send)
+        sequence.metrics = self.prompts.clock.end(generate.asked.arrived)
+        return sequence
 
-    def _prepared(self, generate: Generate, send: Callable[[Event], None]) -> PreparedRequest:
+    def _sequence(self, generate: Generate, send: Callable[[Event], None]) -> Sequence:
         """Write the prompt, let the grammar begin in the right place, and say what happens to the answer's tokens."""
         request = generate.asked
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
@@ -131,26 +116,43 @@ class Preparer:
             constraint = self._constraint(request, matcher, syntax, reasoning, inside=inside)
         if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
             if request.may_begin_anew:
-                return self._prepared(generate._replace(asked=begun_anew(request)), send)
+                return self._sequence(generate._replace(asked=begun_anew(request)), send)
             what = f"an answer that begins with {beginning.text[:40]!r} can't be continued"
             raise UsageError(what, why="its grammar, schema or tool choice does not allow that")
-        sampling = self._sampling(request, constraint)
-        end = self._end(request, constraint, matcher, n_prompt=len(tokens))
-        seen = tokens if prompt.images is None else text_only(tokens)
-        sampler = SequenceSampler(sampling, self._vocabulary, seen, constraint, request.remember, request.logprobs, end)
-        extras = self._extras(request, reasoning, syntax, inside=inside)
-        if beginning is not None and extras.splitter is not None:
-            extras.splitter.skip(beginning.text)
+        if request.limits.ignores_end and constraint is not None:
+            raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
+        sampler = SequenceSampler(
+            request.sampling,
+            self._vocabulary,
+            tokens if prompt.images is None else text_only(tokens),
+            constraint,
+            request.remember,
+            request.logprobs,
+            self._end(request, constraint, matcher, n_prompt=len(tokens)),
+            self.prompts.ends if request.limits.ignores_end else (),
+        )
+        adapters = self.prompts.adapters_for(request.adapters)
+        sequence = Sequence(
+            generate.request,
+            tokens,
+            sampler,
+            request.limits,
+            salt=self.prompts.salt(request.salt, adapters),
+            adapters=adapters,
+            moves=request.moves,
+            images=prompt.images,
+            drafting=self._drafting(request, tokens) if prompt.images is None else None,
+            guard=RepeatGuard() if request.stops_repeats else None,
+        )
         if prompt.turn is not None and beginning is None:  # else the answer's message has more than was generated
             prompt.turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))
-            extras = replace(extras, turn=prompt.turn)
-        if matcher is not None and matcher.left_out:
-            extras = replace(extras, left_out=matcher.left_out)
-        if prompt.images is not None:
-            extras = replace(extras, images=prompt.images)
-        else:
-            extras = self._with_drafts(request, extras, tokens)
-        return PreparedRequest(generate.request, tokens, sampler, request.limits, extras)
+            sequence.turn = prompt.turn
+        self._follow_syntax(sequence, request, reasoning, syntax, inside=inside)
+        if beginning is not None and sequence.splitter is not None:
+            sequence.splitter.skip(beginning.text)
+        if matcher is not None:
+            sequence.announcement = sequence.announcement._replace(left_out=matcher.left_out)
+        return sequence
 
     def _lead(self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None) -> str:
         """Return the text before a constrained answer that the grammar does not describe."""
@@ -159,16 +161,16 @@ class Preparer:
         thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
         return lead_in(reasoning, thinks=thinks, calls=syntax is not None)
 
-    def _with_drafts(self, request: AnswerRequest, extras: Extras, tokens: list[int]) -> Extras:
-        """Add what drafts the answer's tokens, or probes the cost of doing so."""
-        if request.speculation is None:
-            return extras
-        if request.speculation.probes:
-            probe = StepProbe(request.speculation.most, request.speculation.times)
-            return replace(extras, drafting=probe, probe=probe)
+    def _drafting(self, request: AnswerRequest, tokens: list[int]) -> Drafting | StepProbe | None:
+        """Return what drafts the answer's tokens, or measures the cost of doing so."""
+        speculation = request.speculation
+        if speculation is None:
+            return None
+        if speculation.probes:
+            return StepProbe(speculation.most, speculation.times)
         model = self._draft_model.drafter() if self._draft_model is not None else None
         lookup, repeats = _native.SuffixAutomaton(), request.sampling.is_repeatable
-        return replace(extras, drafting=Drafting(request.speculation, lookup, tokens, model, repeats=repeats))
+        return Drafting(speculation, lookup, tokens, model, repeats=repeats)
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:
@@ -220,18 +222,6 @@ class Preparer:
         may_think = request.prompt is None and request.thinks is not False
         return AfterReasoning(matcher, self._vocabulary, tags, inside=inside, may_think=may_think)
 
-    def _sampling(self, request: AnswerRequest, constraint: Constraint | None) -> SamplingParams:
-        """Return the sampling parameters, with end tokens banned if the request ignores them."""
-        if not request.limits.ignores_end:
-            return request.sampling
-        if constraint is not None:
-            raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
-        return replace(request.sampling, logit_bias=(*request.sampling.logit_bias, *self._end_bans))
-
-    @cached_property
-    def _end_bans(self) -> tuple[tuple[int, float], ...]:
-        return tuple((token, -math.inf) for token in self.prompts.ends)
-
     def _end(
         self, request: AnswerRequest, constraint: Constraint | None, matcher: Matcher | None, *, n_prompt: int
     ) -> TimelyEnd | None:
@@ -244,13 +234,19 @@ class Preparer:
         n_tokens = room if limit is None else min(limit, room)
         return TimelyEnd(constraint, matcher.tokens, n_tokens, matcher.endings)
 
-    def _extras(
-        self, request: AnswerRequest, reasoning: ReasoningSyntax | None, syntax: CallSyntax | None, *, inside: bool
-    ) -> Extras:
-        thinking = guard = splitter = None
-        adapters = self.prompts.adapters_for(request.adapters)
-        if reasoning is None and request.prompt is None:
-            lead = self.prompts.chat_template(request.template).lead if syntax is None else ""
+    def _follow_syntax(
+        self,
+        sequence: Sequence,
+        request: AnswerRequest,
+        reasoning: ReasoningSyntax | None,
+        syntax: CallSyntax | None,
+        *,
+        inside: bool,
+    ) -> None:
+        """Set what tells reasoning and calls from the answer's text, and what limits the reasoning."""
+        template = self.prompts.chat_template(request.template) if request.prompt is None else None
+        if reasoning is None and template is not None:
+            lead = template.lead if syntax is None else ""
             reasoning = possible_reasoning(self._vocabulary.control_texts, lead)
         elif reasoning is not None and (
             request.grammar is not None or request.begins or request.tool_choice not in ("auto", "none")
@@ -258,31 +254,23 @@ class Preparer:
             reasoning = reasoning._replace(is_implied=False)  # the grammar, or the answer, begins at once
         if reasoning is not None or syntax is not None:
             taken = (call.id for message in request.messages for call in message.tool_calls)
-            splitter = AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken)
-        budget, closing = self._thinking_tokens(request), ""
+            sequence.splitter = AnswerSplitter(
+                reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken
+            )
         if reasoning is not None:
+            budget = self._thinking_tokens(request)
             # Where calls may follow, the grammar of calls has the text before an answer.
             closed = reasoning if syntax is None else reasoning._replace(lead="")
             limit = ThinkingBudget(closed, inside, budget or 0)
-            thinking, closing = limit if budget is not None else None, limit.closing
-        if request.stops_repeats:
-            guard = RepeatGuard()
-        return Extras(
-            starts_in_reasoning=inside,
+            sequence.thinking, sequence.closing = limit if budget is not None else None, limit.closing
+        texts = [text for tags in (reasoning, syntax) if tags is not None for text in tags.texts]
+        sequence.shown_controls = self.prompts.control_tokens(texts)
+        sequence.announcement = sequence.announcement._replace(
+            thinking=inside,
             thinking_tags=reasoning[:2] if reasoning is not None else (),
-            thinking=thinking,
-            guard=guard,
-            closing=closing,
-            moves=request.moves,
-            logprobs=LogprobStream() if request.logprobs is not None else None,
-            salt=self.prompts.salt(request.salt, adapters),
-            adapters=adapters,
-            rewritten=self.prompts.chat_template(request.template).new_rewritings() if request.prompt is None else (),
-            shown=self.prompts.control_tokens(
-                [text for tags in (reasoning, syntax) if tags is not None for text in tags.texts]
-            ),
-            tool_syntax=syntax.trigger if syntax else "",
-            splitter=splitter,
+            tool_syntax=syntax.trigger if syntax is not None else "",
+            rewritten=template.new_rewritings() if template is not None else (),
+            history=sequence.turn.history if sequence.turn is not None else None,
         )
 
     def _thinking_tokens(self, request: AnswerRequest) -> int | None:

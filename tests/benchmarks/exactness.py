@@ -91,7 +91,7 @@ class Answers:
             logprobs=2,
             speculation=speculation,
         )
-        self._engine.add(*self._preparer.prepare(Generate(1, asked), lambda event: None))
+        self._engine.add(self._preparer.prepare(Generate(1, asked), lambda event: None))
         found: list[TokenLogprob] = []
         while True:
             for event in self._engine.step():

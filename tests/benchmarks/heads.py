@@ -34,7 +34,7 @@ from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -60,11 +60,11 @@ def answered(model: LlamaModel, count: int, speculation: Speculation | None) -> 
     engine, sequences, stats = Engine(context, draft_model=heads), [], list[Stats]()
     for number, text in enumerate(PROMPTS[:count]):
         prompt = context.vocabulary.tokenize(text, special=False)
-        extras = Extras()
+        drafting = None
         if heads is not None and speculation is not None:
-            extras = Extras(drafting=Drafting(speculation, SuffixAutomaton(), prompt, heads.drafter()))
+            drafting = Drafting(speculation, SuffixAutomaton(), prompt, heads.drafter())
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-        engine.add(number, prompt, sampler, Limits(N_TOKENS), extras)
+        engine.add(Sequence(number, prompt, sampler, Limits(N_TOKENS), drafting=drafting))
         sequences.append(engine._waiting[-1])
     while engine.busy:
         stats += [event.stats for event in engine.step() if isinstance(event, Finished)]

@@ -24,7 +24,7 @@ from support.fake_context import END, N_VOCAB, FakeVocabulary
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.llama.base import Entry, Run, RunLimit, RunRow
 from llmrun.protocol.messages import Event, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -140,7 +140,7 @@ def measure(n_clients: int, n_prompt: int, n_answer: int, *, unified: bool, time
             prompt = [(client * 7 + round_number * 31 + i * (client + 3)) % 256 for i in range(n_prompt)]
             prompt[:2] = [round_number, client]
             sampler = SequenceSampler(SamplingParams(seed=client), device.vocabulary, prompt)
-            engine.add(client, prompt, sampler, Limits(n_answer), Extras())
+            engine.add(Request(client, prompt, sampler, Limits(n_answer)))
         quiet = _native.CancelFlag()
         while engine.busy:
             note(engine.step(RunLimit(64, 0.0, quiet), note))

@@ -114,7 +114,7 @@ def outside_decode(model: Any, timer: DecodeTimer, n_clients: int, n_tokens: int
             sampling = SamplingParams(temperature=0.0 if greedy else 0.8, seed=number)
             limits = Limits(max_tokens=n_tokens, ignores_end=True)
             asked = AnswerRequest(messages=messages, sampling=sampling, limits=limits)
-            model.engine.add(*model.preparer.prepare(Generate(number, asked), lambda event: None))
+            model.engine.add(model.preparer.prepare(Generate(number, asked), lambda event: None))
         while model.engine._waiting or any(each.n_completion < 2 for each in model.engine._active):
             outbox.add(model.engine.step())
         timer.take()

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from support.fake_context import FakeVocabulary
 
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.service import Preparer
 from llmrun.errors import UsageError
 from llmrun.protocol.adapters import Adapter, AdapterScale
@@ -17,32 +17,32 @@ USUAL = (AdapterScale(0, 1.0),)
 Chosen = tuple[AdapterScale, ...] | None
 
 
-def extras(adapters: Chosen, salt: str = "", loaded: bool = True) -> Extras:
-    """Return a request's extras, for a model with two adapters, one of them active by default."""
+def prepared(adapters: Chosen, salt: str = "", loaded: bool = True) -> Sequence:
+    """Return a request for a model with two adapters, one of them active by default."""
     known = (Adapter("a", "/a", 1.0), Adapter("b", "/b", 0.0)) if loaded else ()
     preparer = Preparer(FakeVocabulary(), None, 100, adapters=known)
     asked = AnswerRequest(prompt="x", salt=salt, adapters=adapters)
-    return preparer.prepare(Generate(1, asked), lambda event: None).extras
+    return preparer.prepare(Generate(1, asked), lambda event: None)
 
 
 @pytest.mark.parametrize("asked", [None, USUAL, (AdapterScale(1, 0.0), AdapterScale(0, 1.0))])
 def test_what_is_not_said_is_as_loaded(asked: Chosen) -> None:
     """And only that may be saved: it has no salt."""
-    assert (extras(asked).adapters, extras(asked).salt) == (USUAL, "")
+    assert (prepared(asked).adapters, prepared(asked).salt) == (USUAL, "")
 
 
 @pytest.mark.parametrize("number", [-1, 2])
 def test_there_is_no_other_adapter(number: int) -> None:
     with pytest.raises(UsageError, match=f"no adapter {number}"):
-        extras((AdapterScale(number, 1.0),))
+        prepared((AdapterScale(number, 1.0),))
 
 
 def test_no_salt_of_a_client_means_other_adapters() -> None:
     chosen = (USUAL, (), (AdapterScale(1, 1.0),), (AdapterScale(0, 0.5),))
     said = ("", "x", "|", "[]|", "[(1, 1.0)]|", "[(0, 0.5)]|x")
-    salts = [extras(each, text).salt for text, each in itertools.product(said, chosen)]
+    salts = [prepared(each, text).salt for text, each in itertools.product(said, chosen)]
     assert len(set(salts)) == len(salts)
 
 
 def test_without_adapters_a_salt_is_what_the_client_says() -> None:
-    assert (extras(None, "x", loaded=False).salt, extras((), "x", loaded=False).salt) == ("x", "x")
+    assert (prepared(None, "x", loaded=False).salt, prepared((), "x", loaded=False).salt) == ("x", "x")

@@ -95,7 +95,7 @@ def run(model: LoadedModel, *requests: AnswerRequest) -> tuple[list[list[float]]
     """The log-probabilities of each answer's likeliest tokens, what it cost, and the audio that was accepted."""
     events: list[Event] = []
     for number, request in enumerate(requests, 1):
-        model.engine.add(*model.preparer.prepare(Generate(number, request), events.append))
+        model.engine.add(model.preparer.prepare(Generate(number, request), events.append))
     while model.engine.busy:
         events += model.engine.step()
     assert not [event for event in events if isinstance(event, Failed)]

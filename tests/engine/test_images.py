@@ -101,7 +101,7 @@ def run(model: LoadedModel, *requests: AnswerRequest) -> tuple[list[list[float]]
     """The log-probabilities of each answer's likeliest tokens, what it cost, and all events."""
     events: list[Event] = []
     for number, request in enumerate(requests, 1):
-        model.engine.add(*model.preparer.prepare(Generate(number, request), events.append))
+        model.engine.add(model.preparer.prepare(Generate(number, request), events.append))
     while model.engine.busy:
         events += model.engine.step()
     failed = [event for event in events if isinstance(event, Failed)]
@@ -128,8 +128,7 @@ def test_prompts_with_images_are_reused_with_the_same_adapters_only(opened: Open
     adapters = (Adapter("a", "/a", 1.0),)
     preparer = Preparer(model.weights.vocabulary, None, 1024, projector=model._projector, adapters=adapters)
     plain, other = (
-        preparer.prepare(Generate(1, asked(BLUE, salt="x", adapters=each)), lambda event: None).extras
-        for each in (None, ())
+        preparer.prepare(Generate(1, asked(BLUE, salt="x", adapters=each)), lambda event: None) for each in (None, ())
     )
     assert (plain.adapters, other.adapters) == ((AdapterScale(0, 1.0),), ())
     assert plain.salt != other.salt

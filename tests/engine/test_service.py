@@ -75,7 +75,7 @@ def answer(model: Model, template: str, **asked: Any) -> tuple[str, Started]:
     context = FakeContext(model, n_ctx=200)
     engine = Engine(context)
     defaults: Mapping[str, Any] = {"sampling": GREEDY, "limits": Limits(60)}
-    engine.add(*preparer(template).prepare(chat("Hi", **{**defaults, **asked}), lambda event: None))
+    engine.add(preparer(template).prepare(chat("Hi", **{**defaults, **asked}), lambda event: None))
     events: list[Event] = []
     while engine.busy:
         events += engine.step()
@@ -150,11 +150,11 @@ def test_given_reasoning_stands_before_the_answer_or_is_continued() -> None:
 
 def test_a_given_beginning_is_no_part_of_the_answer() -> None:
     prepared = preparer(KNOWS).prepare(chat("Hi", begins="a <thi"), lambda event: None)
-    assert prepared.extras.splitter is not None
-    assert prepared.extras.splitter.feed("nk> b") == (AnswerPart("text", "nk> b"),)
+    assert prepared.splitter is not None
+    assert prepared.splitter.feed("nk> b") == (AnswerPart("text", "nk> b"),)
     calls = preparer().prepare(chat("Hi", begins="Let me see. <tool", tools=(Tool("look"),)), lambda event: None)
-    assert calls.extras.splitter is not None
-    parts = (*calls.extras.splitter.feed(" box> it is"), *calls.extras.splitter.flush())
+    assert calls.splitter is not None
+    parts = (*calls.splitter.feed(" box> it is"), *calls.splitter.flush())
     assert "".join(part.text for part in parts) == " box> it is"
 
 
@@ -183,14 +183,14 @@ def test_a_call_that_must_come_is_not_thought_about_without_end() -> None:
         forced = preparer(OPENS).prepare(
             chat("Hi", tools=(Tool("look"),), tool_choice=choice, limits=Limits(40)), lambda event: None
         )
-        assert forced.extras.thinking is not None
-        forced.extras.thinking.push("a")
-        assert not forced.extras.thinking.is_used_up
+        assert forced.thinking is not None
+        forced.thinking.push("a")
+        assert not forced.thinking.is_used_up
         for _ in range(19):
-            forced.extras.thinking.push("a")
-        assert forced.extras.thinking.is_used_up, "half of the answer"
+            forced.thinking.push("a")
+        assert forced.thinking.is_used_up, "half of the answer"
     free = preparer(OPENS).prepare(chat("Hi", tools=(Tool("look"),), limits=Limits(40)), lambda event: None)
-    assert free.extras.thinking is None
+    assert free.thinking is None
 
 
 @pytest.fixture
@@ -218,15 +218,15 @@ def test_which_control_tokens_are_shown_is_the_requests_own(monkeypatch: pytest.
     monkeypatch.setitem(fake_context.CONTROL, TURN, "</t1>")
     shows = "{% for m in messages %}<t1>{{ m.reasoning_content }}</t1>{{ m.content }}{% endfor %}"
     model = preparer(PLAIN)
-    assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
-    assert model.prepare(chat("Hi", template=shows), lambda event: None).extras.shown == {BEGIN, TURN}
-    assert model.prepare(chat("Hi"), lambda event: None).extras.shown == frozenset()
+    assert model.prepare(chat("Hi"), lambda event: None).shown_controls == frozenset()
+    assert model.prepare(chat("Hi", template=shows), lambda event: None).shown_controls == {BEGIN, TURN}
+    assert model.prepare(chat("Hi"), lambda event: None).shown_controls == frozenset()
 
 
 @pytest.mark.usefixtures("tags_are_tokens")
 @pytest.mark.parametrize("own", [KNOWS, PLAIN])
 def test_the_models_own_tags_are_shown_with_every_template(own: str) -> None:
-    assert preparer(own).prepare(chat("Hi", template=PLAIN), lambda event: None).extras.shown == {BEGIN, TURN}
+    assert preparer(own).prepare(chat("Hi", template=PLAIN), lambda event: None).shown_controls == {BEGIN, TURN}
 
 
 @pytest.mark.usefixtures("tags_are_tokens")
@@ -539,7 +539,7 @@ def test_a_grammar_module_that_another_thread_imports_is_not_used_yet(
 
 
 def finish(model: LoadedModel, text: str) -> Sequence[Event]:
-    model.engine.add(*model.preparer.prepare(chat(text), lambda event: None))
+    model.engine.add(model.preparer.prepare(chat(text), lambda event: None))
     events: list[Event] = []
     while model.engine.busy:
         events += model.engine.step()

@@ -99,14 +99,13 @@ class Answering:
         number, engine = next(self._numbers), self.loaded.engine
         self._last = number
         generate = Generate(number, AnswerRequest(tuple(messages), **settings))
-        prepared = self.loaded.preparer.prepare(generate, lambda _: None)
-        response, extras = ResponseAccumulator(), prepared.extras
+        sequence = self.loaded.preparer.prepare(generate, lambda _: None)
+        response, started = ResponseAccumulator(), sequence.announcement
         if says is not None:
-            inside, tags = extras.starts_in_reasoning, extras.thinking_tags if thinks else ()
+            inside, tags = started.thinking, started.thinking_tags if thinks else ()
             reasoning = f"{'' if inside else tags[0]}{thinks}{tags[1]}" if tags else ""
             self._script = [*self._vocabulary.tokenize(reasoning + says, special=True), self.end]
-        engine.add(*prepared)
-        sequence = engine._waiting[-1]
+        engine.add(sequence)
         while engine.busy:
             for event in engine.step():
                 assert not isinstance(event, Failed), event
@@ -119,7 +118,9 @@ class Answering:
         message = Message("assistant", response.text, response.calls, reasoning=response.reasoning.strip())
         completion = sequence.tokens[sequence.n_prompt :]
         computed = stats.prompt_tokens - stats.reused_tokens
-        return Answered(message, prepared.tokens, completion, computed, response.finished.reason, started)
+        return Answered(
+            message, sequence.tokens[: sequence.n_prompt], completion, computed, response.finished.reason, started
+        )
 
 
 @contextmanager

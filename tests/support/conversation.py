@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun.engine.core.draft_model import DraftModel
-from llmrun.engine.core.host_prefix_cache import HostPrefix
-from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence as Request
+from llmrun.engine.core.slots import HostPrefix
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
@@ -63,14 +62,11 @@ class Conversation:
         constraint: Any = None,
         remember: int = 0,
         logprobs: int | None = None,
-        salt: str = "",
         **more: Any,
     ) -> None:
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember, logprobs)
-        if logprobs is not None or salt:
-            more["extras"] = Extras(logprobs=None if logprobs is None else LogprobStream(), salt=salt)
-        self.engine.add(request, tokens, sampler, Limits(most, stop, ban), **more)
+        self.engine.add(Request(request, tokens, sampler, Limits(most, stop, ban), **more))
 
     def run(self) -> None:
         """Step until all is answered, then rest, as the engine's process does."""

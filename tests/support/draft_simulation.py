@@ -16,7 +16,6 @@ from typing import NamedTuple
 from llmrun._native import CancelFlag, SuffixAutomaton
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import Entry, RunLimit
 from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
@@ -235,11 +234,11 @@ def _answer(
     )
     talk.engine._clock = lambda: 0.0
     for number, text in enumerate(texts):
-        prompt, extras = text[:_N_PROMPT], Extras()
+        prompt, drafting = text[:_N_PROMPT], None
         if speculation is not None:
             drafter = heads.drafter() if heads is not None else None
-            extras = Extras(drafting=Drafting(speculation, SuffixAutomaton(), prompt, drafter))
-        talk.ask(prompt, most=n_tokens, request=number, extras=extras)
+            drafting = Drafting(speculation, SuffixAutomaton(), prompt, drafter)
+        talk.ask(prompt, most=n_tokens, request=number, drafting=drafting)
     stats, limit = list[Stats](), RunLimit(64, 0.0, CancelFlag(), None)
     while talk.engine.busy:
         stats += [event.stats for event in talk.engine.step(limit, lambda events: 0.0) if isinstance(event, Finished)]
@@ -318,7 +317,7 @@ def replay(machine: Machine, *, earlier: bool = True) -> list[Replayed]:
         drafting = _Counted(speculation, SuffixAutomaton(), prompt, repeats=not earlier)
         drafting.accepted = Counter()
         talk.context.calls.clear()
-        talk.ask(prompt, most=len(answer), request=number, extras=Extras(drafting=drafting))
+        talk.ask(prompt, most=len(answer), request=number, drafting=drafting)
         talk.run()
         steps = [call for call in talk.context.calls if all(entry.position >= len(prompt) for entry in call)]
         spent = sum(times.seconds(len(call), 0) for call in steps)

@@ -43,7 +43,7 @@ def ours(loaded: LoadedModel, file: Path) -> tuple[bytes, MediaAccepted]:
         logprobs=1,
     )
     events: list[Event] = []
-    loaded.engine.add(*loaded.preparer.prepare(Generate(1, asked), events.append))
+    loaded.engine.add(loaded.preparer.prepare(Generate(1, asked), events.append))
     while loaded.engine.busy:
         events += loaded.engine.step()
     (accepted,) = (event for event in events if isinstance(event, MediaAccepted))

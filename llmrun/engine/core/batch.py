@@ -15,8 +15,8 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.images import ImagePart
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
-from llmrun.engine.core.probe import StepProbe
 from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.base import Context, Entry
 
 Batch = list[Entry] | ImagePart  # The input of one decode call
@@ -54,10 +54,10 @@ def fill(
     Args:
         spare: limits for drafts; None for a batch without drafts.
     """
-    at_image = [pair for pair in chosen if pair[0].extras.images is not None and pair[0].is_at_image]
+    at_image = [pair for pair in chosen if pair[0].images is not None and pair[0].is_at_image]
     if at_image:
         sequence, share = at_image[0]
-        images = sequence.extras.images
+        images = sequence.images
         assert images is not None
         part = images.next_part(sequence.n_cached, share, sequence.slot)
         if part is not None and (len(at_image) == len(chosen) or images.takes_turn()):
@@ -90,11 +90,11 @@ def _draft(
     if not planned and (len(chosen) == 1 or not (spare.are_equal and isinstance(model, HeadModel))):
         rows = n_tokens = sum(share for _, share in chosen)
         for sequence, share in chosen:
-            if sequence.extras.drafting is not None:
+            if sequence.drafting is not None:
                 end = sequence.n_cached + share
                 limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
-                rows += sequence.plan_draft(sequence.extras.drafting, limit, StepShape(rows, len(chosen), end - 1))
-                planned.append((sequence, sequence.extras.drafting))
+                rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen), end - 1))
+                planned.append((sequence, sequence.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)
         requesting = [drafter for drafter in drafters if drafter is not None and drafter.n_requested is not None]
@@ -115,7 +115,7 @@ def _plan_together(
     """Plan drafts of one length by the heads, for the sequences that can have them; nothing if they don't pay."""
     asking: list[tuple[Sequence, Drafting]] = []
     for sequence, _ in chosen:
-        drafting = sequence.extras.drafting
+        drafting = sequence.drafting
         if isinstance(drafting, Drafting) and isinstance(drafting.model, HeadDrafter):
             drafting.model.place(sequence.slot, sequence.n_waiting)
             if drafting.can_ask_model:

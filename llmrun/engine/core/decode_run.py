@@ -130,6 +130,6 @@ class DecodeRun:
 
 def _row(sequence: Sequence, *, drafts: bool) -> RunRow:
     entry = Entry(sequence.tokens[-1], sequence.n_cached, sequence.slot, True)
-    drafting = sequence.extras.drafting
+    drafting = sequence.drafting
     lookup = drafting.natively(sequence.tokens) if drafts and isinstance(drafting, Drafting) else ()
     return RunRow(entry, sequence.sampler.native, *lookup)

@@ -15,6 +15,8 @@ from llmrun.engine.core.mtp_model import HeadDrafter
 from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import Speculation, StepTimes
 
+MOST_TOKENS = 32_768  # of the earlier texts of a user: at most 130 bytes each
+MOST_USERS = 4
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
 _MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
@@ -38,6 +40,39 @@ class Drafter(Protocol):
 
     def draft(self, limit: int, /) -> tuple[list[int], int]:
         """Return at most `limit` tokens, and the length of the match that they follow (or Gate.MODEL)."""
+
+
+class EarlierTexts:
+    """Prompts and answers of one model, by user: later answers repeat templates of rows, an agent's files, a retry.
+
+    The oldest are dropped, so that all take at most 26 MB of memory.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[str, SuffixAutomaton] = {}  # by salt, least recently used first
+
+    def of(self, salt: str) -> SuffixAutomaton:
+        """Return a user's texts, for SuffixAutomaton.follow().
+
+        Args:
+            salt: see Sequence.
+        """
+        self._texts[salt] = texts = self._texts.pop(salt, None) or SuffixAutomaton()
+        if len(self._texts) > MOST_USERS:
+            del self._texts[next(iter(self._texts))]
+        return texts
+
+    def add(self, salt: str, tokens: Sequence[int], n_known: int) -> None:
+        """Add a prompt and its answer.
+
+        Args:
+            n_known: first tokens that are also those of an earlier request.
+        """
+        texts = self.of(salt)
+        texts.extend(tokens[n_known if len(texts) else 0 :][-MOST_TOKENS // 2 :])
+        texts.end_text()
+        if len(texts) > MOST_TOKENS:
+            texts.keep_last(MOST_TOKENS // 2)
 
 
 class Drafting:

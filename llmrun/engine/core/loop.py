@@ -12,35 +12,38 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from llmrun.engine.core.admission import CANDIDATES, MAX_PASSED, next_admission
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
-from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.earlier_texts import EarlierTexts
-from llmrun.engine.core.exclusive_scheduler import ExclusiveScheduler
-from llmrun.engine.core.metrics import Metrics, PrefillRate
+from llmrun.engine.core.drafts import Drafting, EarlierTexts
+from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.mtp_model import HeadModel
-from llmrun.engine.core.sampler import SequenceSampler, sample_rows
-from llmrun.engine.core.scheduler import PIECE, level, mixed_tokens, schedule
-from llmrun.engine.core.sequence import Extras, Sequence
+from llmrun.engine.core.sampler import sample_rows
+from llmrun.engine.core.scheduler import (
+    CANDIDATES,
+    MAX_PASSED,
+    PIECE,
+    ExclusiveScheduler,
+    level,
+    mixed_tokens,
+    next_admission,
+    schedule,
+)
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.core.steps import measure_steps
-from llmrun.engine.core.text import TextStream
+from llmrun.engine.core.steps import StepProbe, measure_steps
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, RunLimit
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
-from llmrun.protocol.params import Limits
 from llmrun.protocol.questions import EngineStatus
 from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.draft_model import DraftModel
-    from llmrun.engine.core.host_prefix_cache import HostPrefix
+    from llmrun.engine.core.slots import HostPrefix
     from llmrun.engine.core.states import KVStore
 
 _BATCH_SECONDS = 0.5  # of a prompt's piece on a device ...
 _SMALL_BATCH = 512  # ... which has at least so many tokens
-_PLAIN = Extras()
 _age, _slot = attrgetter("number"), attrgetter("slot")
 
 
@@ -126,37 +129,28 @@ class Engine:
             decoded=self._decoded,
         )
 
-    def add(
-        self,
-        request: int,
-        prompt: list[int],
-        sampler: SequenceSampler,
-        limits: Limits,
-        extras: Extras = _PLAIN,
-    ) -> None:
+    def add(self, sequence: Sequence) -> None:
         """Queue a request; step() answers it.
 
         Raises:
             ContextOverflowError: the prompt alone is longer than the context window.
         """
-        if len(prompt) > self._window:
+        if sequence.n_prompt > self._window:
             raise ContextOverflowError(
-                f"the prompt is {len(prompt):,} tokens long, the context window {self._window:,}",
+                f"the prompt is {sequence.n_prompt:,} tokens long, the context window {self._window:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
-                size=(len(prompt), self._window),
+                size=(sequence.n_prompt, self._window),
             )
-        if extras.drafting is not None and self.can_draft:
+        drafting = sequence.drafting
+        if drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
-            if extras.drafting.model is not None and isinstance(self._draft_model, HeadModel):
+            if drafting.model is not None and isinstance(self._draft_model, HeadModel):
                 self._draft_model.switch_on()
-            if isinstance(extras.drafting, Drafting):
-                extras.drafting.follow(self._earlier.of(extras.salt))
-        prepared, text = extras.preparation, TextStream(limits.stop, limits.ban)
-        metrics = Metrics(prepared.arrived, sum(prepared[1:])) if prepared is not None else Metrics(self._clock())
-        number = next(self._numbers)
-        self._waiting.append(
-            Sequence(number, request, list(prompt), len(prompt), sampler, text, limits, metrics, extras)
-        )
+            if isinstance(drafting, Drafting):
+                drafting.follow(self._earlier.of(sequence.salt))
+        sequence.number = next(self._numbers)
+        sequence.metrics.arrived = sequence.metrics.arrived or self._clock()
+        self._waiting.append(sequence)
 
     def cancel(self, request: int) -> None:
         """Mark a request as cancelled; the next step() finishes it."""
@@ -208,9 +202,9 @@ class Engine:
         events: list[Event] = []
         while (sequence := self._next_admission()) is not None:
             self._waiting.remove(sequence)
-            extras, first = sequence.extras, not sequence.admitted
-            difference = self._slots.difference(sequence.tokens, extras.salt) if first else None
-            slot, n_cached = self._slots.take(sequence.tokens, sequence.n_prompt, extras.salt, moves=extras.moves)
+            first, tokens, salt = not sequence.admitted, sequence.tokens, sequence.salt
+            difference = self._slots.difference(tokens, salt) if first else None
+            slot, n_cached = self._slots.take(tokens, sequence.n_prompt, salt, moves=sequence.moves)
             self._finished.pop(slot, None)
             sequence.admit(slot, n_cached, self._clock())
             insort(self._active, sequence, key=_age)
@@ -405,8 +399,8 @@ class Engine:
                 sequence.n_model_drafted += len(sequence.draft) * sequence.has_model_draft
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
-            if sequence.extras.probe is not None:
-                sequence.extras.probe.record(seconds)
+            if isinstance(sequence.drafting, StepProbe):
+                sequence.drafting.record(seconds)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 sampling.append(part)
@@ -472,7 +466,7 @@ class Engine:
 
     def _forced(self, sequence: Sequence) -> list[int]:
         """Return the tokens that follow without sampling: the grammar's, or the end of the reasoning."""
-        thinking = sequence.extras.thinking
+        thinking = sequence.thinking
         if sequence.must_close:
             closing = sequence.close_reasoning()
         elif thinking is not None and thinking.is_used_up:
@@ -488,8 +482,8 @@ class Engine:
         """Close the reasoning of a sequence whose run has ended because the reasoning repeats itself."""
         if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
             self._truncate(sequence, sequence.n_cached)
-        if sequence.extras.drafting is not None:
-            sequence.extras.drafting.rewind(len(sequence.tokens))
+        if sequence.drafting is not None:
+            sequence.drafting.rewind(len(sequence.tokens))
         self._append_with_forced(sequence, None, events)
 
     def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
@@ -507,13 +501,13 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
         self._remove(sequence)
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
-        if sequence.extras.probe is not None:
-            rest.append(StepsMeasured(sequence.request, sequence.extras.probe.times()))
-        if isinstance(sequence.extras.drafting, Drafting):
-            self._earlier.add(sequence.extras.salt, sequence.tokens, sequence.n_reused)
+        if isinstance(sequence.drafting, StepProbe):
+            rest.append(StepsMeasured(sequence.request, sequence.drafting.times()))
+        if isinstance(sequence.drafting, Drafting):
+            self._earlier.add(sequence.salt, sequence.tokens, sequence.n_reused)
         finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
-        if sequence.extras.turn is not None and reason == "stop" and not sequence.text.stopped_by:
-            sequence.extras.turn.finish(finished, sequence.tokens)
+        if sequence.turn is not None and reason == "stop" and not sequence.text.stopped_by:
+            sequence.turn.finish(finished, sequence.tokens)
         return [*rest, finished]
 
     def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:

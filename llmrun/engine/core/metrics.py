@@ -7,20 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from llmrun.statistics import quantile
 
 Phase = Literal["template", "tokenize", "grammar"]
-
-
-class Preparation(NamedTuple):
-    """The arrival of a request, and the seconds of its preparation, by part."""
-
-    arrived: float
-    template: float = 0.0
-    tokenize: float = 0.0
-    grammar: float = 0.0
 
 
 class PreparationClock:
@@ -51,22 +42,27 @@ class PreparationClock:
         outer, self._phase, self._since = self._phase, phase, now
         return outer
 
-    def end(self, arrived: float) -> Preparation:
-        """Return the measurement.
+    def end(self, arrived: float) -> Metrics:
+        """Return the metrics of the request so far.
 
         Args:
             arrived: when the request arrived; 0 is the beginning of this preparation.
         """
         self._switch("tokenize")
-        return Preparation(min(arrived or self._began, self._began), **self._seconds)
+        seconds = self._seconds
+        arrived = min(arrived or self._began, self._began)
+        return Metrics(arrived, seconds["template"], seconds["tokenize"], seconds["grammar"])
 
 
 @dataclass(slots=True)
 class Metrics:
     """Timestamps of one sequence, in seconds of one monotonic clock."""
 
-    arrived: float
-    preparation_seconds: float = 0.0  # between the arrival and the engine
+    arrived: float = 0.0
+    # Parts of the preparation, between the arrival and the loop.
+    template_seconds: float = 0.0
+    tokenize_seconds: float = 0.0
+    grammar_seconds: float = 0.0
     admitted: float | None = None  # when it got a slot for the first time
     prefill_seconds: float = 0.0  # in decode calls with prompt tokens of this sequence
     model_seconds: float = 0.0  # in decode calls after the first token
@@ -89,7 +85,10 @@ class Metrics:
     @property
     def queue_seconds(self) -> float:
         """Time from the arrival to the first slot, without the preparation."""
-        return max(0.0, self.admitted - self.arrived - self.preparation_seconds) if self.admitted is not None else 0.0
+        if self.admitted is None:
+            return 0.0
+        preparation = self.template_seconds + self.tokenize_seconds + self.grammar_seconds
+        return max(0.0, self.admitted - self.arrived - preparation)
 
     @property
     def ttft_seconds(self) -> float:

@@ -41,6 +41,7 @@ class SequenceSampler:
 
     Attributes:
         seed: of its random generators, 0 to 2**32 - 1.
+        n_logprobs: number of likeliest tokens to report with each token's log probability; None reports nothing.
         logprob: the last token's log probability, if the request has logprobs.
     """
 
@@ -53,13 +54,15 @@ class SequenceSampler:
         remember: int = 0,
         logprobs: int | None = None,
         end: TimelyEnd | None = None,
+        banned: Collection[int] = (),
     ) -> None:
         """Start a sequence. The native call releases the interpreter's lock.
 
         Args:
             end: replaces tokens after which the constraint could not be met before the answer's limit.
             prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark.
-            logprobs: number of likeliest tokens to report with each token's log probability; None reports nothing.
+            logprobs: n_logprobs.
+            banned: tokens that are never sampled.
 
         Raises:
             UsageError: the parameters are invalid for this vocabulary.
@@ -70,7 +73,7 @@ class SequenceSampler:
             self._native = _native.Sampler(
                 vocabulary.n_tokens,
                 seed=self.seed,
-                logit_bias=logit_biases(params, vocabulary),
+                logit_bias=logit_biases(params, vocabulary, banned),
                 dry_breakers=breakers,
                 watermark=_watermark(params),
                 remember=remember,
@@ -84,10 +87,10 @@ class SequenceSampler:
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._end = end
-        self._bans = any(bias == -math.inf for _, bias in params.logit_bias)
+        self._bans = bool(banned) or any(bias == -math.inf for _, bias in params.logit_bias)
         # The last tokens, and whether each was sampled, not forced; the native sampler remembers the sampled ones.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
-        self._logprobs = logprobs
+        self.n_logprobs = logprobs
         self.logprob: TokenLogprob | None = None
 
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
@@ -115,12 +118,12 @@ class SequenceSampler:
     @property
     def is_plain(self) -> bool:
         """It has neither a grammar nor log probabilities."""
-        return self._constraint is None and self._logprobs is None
+        return self._constraint is None and self.n_logprobs is None
 
     @property
     def is_reported(self) -> bool:
         """Its tokens are reported with log probabilities, or can be explained."""
-        return self._logprobs is not None or bool(self._last.maxlen)
+        return self.n_logprobs is not None or bool(self._last.maxlen)
 
     @property
     def native(self) -> _native.Sampler:
@@ -172,8 +175,8 @@ class SequenceSampler:
                 token = self._end.accept(token, is_forced=not address)
         if self._last.maxlen:
             self._last.append((token, address != 0))
-        if self._logprobs is not None:
-            self.logprob = self._logprob(token, address, self._logprobs)
+        if self.n_logprobs is not None:
+            self.logprob = self._logprob(token, address, self.n_logprobs)
         return token
 
     def _logprob(self, token: int, address: int, count: int) -> TokenLogprob:
@@ -281,7 +284,9 @@ def _watermark(params: SamplingParams) -> _native.Watermark | None:
     return read_watermark(params.watermark).native(params.watermark_key)
 
 
-def logit_biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[int, float]]:
+def logit_biases(
+    params: SamplingParams, vocabulary: Vocabulary, banned: Collection[int] = ()
+) -> list[tuple[int, float]]:
     """Return the biases of a request, and the bans of its model; raise UsageError if the model has no such token."""
     for token, _ in params.logit_bias:
         if token >= vocabulary.n_tokens:
@@ -290,8 +295,8 @@ def logit_biases(params: SamplingParams, vocabulary: Vocabulary) -> list[tuple[i
                 why=f"the model's tokens are 0 to {vocabulary.n_tokens - 1}",
             )
     # The file's list is not trusted to fit its own vocabulary.
-    bans = [(token, -math.inf) for token in vocabulary.suppressed if 0 <= token < vocabulary.n_tokens]
-    return [*params.logit_bias, *bans]
+    suppressed = (token for token in vocabulary.suppressed if 0 <= token < vocabulary.n_tokens)
+    return [*params.logit_bias, *((token, -math.inf) for token in (*banned, *suppressed))]
 
 
 # Searching a whole vocabulary takes tenths of a second; the next request mostly has the same breakers.

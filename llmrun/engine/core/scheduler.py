@@ -1,17 +1,29 @@
-"""The scheduling policy: which sequences decode or prefill in the next batch, with how many tokens each. Pure.
+"""The scheduling policies: which waiting sequence is admitted, whose turn it is, and how many tokens each one gets.
 
-Decoding sequences come first. Beside them, prefill gets the rest of a small batch: that bounds their inter-token
-latency, and batches of one width let llama.cpp reuse its graph. Few decoding sequences wait longer for short prompts,
-which saves steps. The oldest prefill gets half of that rest, so that it finishes; the others follow, shortest first, so
-that a short prompt does not wait for a long one. When half is too little, they take turns.
+In a batch, decoding sequences come first. Beside them, prefill gets the rest of a small batch: that bounds their
+inter-token latency, and batches of one width let llama.cpp reuse its graph. Few decoding sequences wait longer for
+short prompts, which saves steps. The oldest prefill gets half of that rest, so that it finishes; the others follow,
+shortest first, so that a short prompt does not wait for a long one. When half is too little, they take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as List
+from operator import itemgetter
 
 from llmrun.engine.core.metrics import PrefillRate
+from llmrun.engine.core.prefix import common_prefix
+from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.slots import Slots
+from llmrun.engine.llama.base import Context
 
+CANDIDATES = 8
+"""Among the first N waiting sequences, the one with the longest cached prefix is admitted ..."""
+MAX_PASSED = 8
+"""... unless the oldest has been passed over this often."""
+_MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
+_TURN_BATCHES = 4  # of one group: changing adapters takes a quarter of a decode step of SmolLM2
 PIECE = 65
 """Tokens of a prompt piece in a mixed batch. llama.cpp computes the first one with the other sequences' tokens; from 64
 tokens on, ggml's flash attention has a kernel that is several times faster."""
@@ -26,7 +38,97 @@ _LEVEL_TOKENS, _LEVEL_PART = 2, 4
 _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
 
 
-def mixed_tokens(rate: PrefillRate, waiting: Sequence[int], worthwhile: int = 0, *, on_device: bool = False) -> int:
+def next_admission(
+    waiting: List[Sequence], active: List[Sequence], slots: Slots, context: Context, n_candidates: int
+) -> tuple[Sequence | None, bool]:
+    """Return the next sequence to admit, and whether admission pauses until a sequence finishes."""
+    ready: list[tuple[int, Sequence]] = []
+    free_slots = context.n_seq_max - len(active)
+    for sequence in waiting:
+        if not free_slots or len(ready) == n_candidates:
+            break
+        cached = slots.cached_prefix(sequence.tokens, sequence.salt)
+        sequence.awaits_prefix = context.shares and _is_prefix_pending(sequence, active, slots, cached)
+        if sequence.awaits_prefix:
+            free_slots -= 1  # reserved for it
+        else:
+            ready.append((cached, sequence))
+    if not ready:
+        return None, False
+    chosen = ready[0][1]
+    if chosen.passed < MAX_PASSED:
+        chosen = max(ready, key=itemgetter(0))[1]
+    pending = [running.n_waiting for running in active]
+    if active and not slots.admits(chosen.tokens, chosen.salt, sum(pending)):
+        # While others still prefill, their prompts may turn out to share its prefix.
+        return None, sum(pending) == len(pending)
+    for _, sequence in ready:
+        sequence.passed += sequence.number < chosen.number
+    return chosen, False
+
+
+def _is_prefix_pending(sequence: Sequence, active: List[Sequence], slots: Slots, cached: int) -> bool:
+    """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
+    remaining = len(sequence.tokens) - cached - 1
+    minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
+    for running in active:
+        if running.n_waiting > 1 and running.salt == sequence.salt:
+            shared = common_prefix(running.tokens, sequence.tokens)
+            if shared >= minimum and shared > running.n_cached:
+                slots.checkpoints.plan_another(running.slot, shared)
+                return True
+    return False
+
+
+class ExclusiveScheduler:
+    """A round robin of the sequences with the same adapters: the group that waited longest gets the next few batches.
+
+    Args:
+        context: its adapters are set to those of the group.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._batch = 0
+        self._last_batches: dict[Hashable, int] = {}
+        self._group: Hashable = None  # the one whose turn it is ...
+        self._remaining = 0  # ... and the batches left of that turn
+
+    def next(
+        self, running: list[Sequence], active: list[Sequence], n_mixed: Callable[[list[int]], int]
+    ) -> tuple[list[Sequence], int]:
+        """Return the sequences of the next batch and its maximum size, and set the context's adapters.
+
+        Args:
+            n_mixed: returns the maximum size of a batch that delays decoding sequences, given the waiting tokens.
+        """
+        groups: dict[Hashable, list[Sequence]] = {}
+        for sequence in running:
+            groups.setdefault(sequence.adapters, []).append(sequence)
+        self._last_batches = {group: self._last_batches.get(group, self._batch) for group in groups}
+        if self._group not in groups or not self._remaining:
+            self._group = min(groups, key=self._last_batches.__getitem__)
+            self._remaining = _TURN_BATCHES
+        self._batch, self._remaining = self._batch + 1, self._remaining - 1
+        self._last_batches[self._group] = self._batch
+        members = groups[self._group]
+        self._context.adapt(members[0].adapters)
+        return members, self._max_size(members, active, n_mixed)
+
+    def _max_size(self, members: list[Sequence], active: list[Sequence], n_mixed: Callable[[list[int]], int]) -> int:
+        """Return n_batch, or less if other sequences are decoding."""
+        n_batch = self._context.n_batch
+        decoding = [sequence for sequence in active if sequence.n_completion and sequence not in members]
+        if not decoding:
+            return n_batch
+        waiting = [sequence.n_waiting for sequence in (*members, *decoding)]
+        return min(n_batch, max(n_mixed(waiting), len(members), PrefillRate.MIN_TOKENS))
+
+
+# ---- a batch -----------------------------------------------------------------------------------------------
+
+
+def mixed_tokens(rate: PrefillRate, waiting: List[int], worthwhile: int = 0, *, on_device: bool = False) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
     Little prefill is done in one long step, which costs less; a long prompt in many short ones. Short prompts are done
@@ -46,7 +148,7 @@ def mixed_tokens(rate: PrefillRate, waiting: Sequence[int], worthwhile: int = 0,
     return max(short, worthwhile) if worthwhile <= long else short
 
 
-def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
+def budget(waiting: List[int], n_batch: int, n_mixed: int) -> int:
     """Return the maximum size of the next batch.
 
     Args:
@@ -56,7 +158,7 @@ def budget(waiting: Sequence[int], n_batch: int, n_mixed: int) -> int:
     return min(n_batch, max(n_mixed, decoding + PrefillRate.MIN_TOKENS)) if decoding else n_batch
 
 
-def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int, turn: int = 0) -> list[int]:
+def schedule(waiting: List[int], n_batch: int, n_mixed: int, turn: int = 0) -> list[int]:
     """Share a batch out; arguments as in budget().
 
     Returns:
@@ -86,7 +188,7 @@ def schedule(waiting: Sequence[int], n_batch: int, n_mixed: int, turn: int = 0) 
     return shares
 
 
-def level(shares: Sequence[int], waiting: Sequence[int]) -> list[int]:
+def level(shares: List[int], waiting: List[int]) -> list[int]:
     """Reduce the passes over the weights of a batch, for a KV cache with a stream per sequence.
 
     llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING
 
 from llmrun._native import StepShape
 from llmrun.engine.core.images import text_only
-from llmrun.engine.core.metrics import Metrics, Preparation
+from llmrun.engine.core.metrics import Metrics
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.text import TextStream
+from llmrun.engine.core.text import LogprobStream, TextStream
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.messages import DraftedToken, PromptDifference, Rewriting, Started, Stats, TextDelta
+from llmrun.protocol.messages import DraftedToken, PromptDifference, Started, Stats, TextDelta
 from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.images import PromptImages
-    from llmrun.engine.core.logprobs import LogprobStream
-    from llmrun.engine.core.probe import StepProbe
     from llmrun.engine.core.repeats import RepeatGuard
+    from llmrun.engine.core.steps import StepProbe
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.engine.prompt.history import OpenTurn
     from llmrun.engine.prompt.thinking import ThinkingBudget
@@ -29,48 +28,37 @@ if TYPE_CHECKING:
 
 
 _CONTINUES = "", ""
-
-
-@dataclass(frozen=True, slots=True)
-class Extras:
-    """The optional features of a request."""
-
-    starts_in_reasoning: bool = False  # the prompt ends inside the reasoning
-    thinking_tags: tuple[str, ...] = ()  # the tags around the reasoning; none without reasoning
-    thinking: ThinkingBudget | None = None  # limits the reasoning
-    guard: RepeatGuard | None = None  # ends an answer that repeats itself
-    closing: str = ""  # closes the reasoning, if that repeats itself; "" without reasoning
-    # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
-    moves: bool = False
-    shown: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
-    logprobs: LogprobStream | None = None  # holds the tokens' log probabilities until their text is shown
-    salt: str = ""  # prefixes are shared only among requests with the same salt
-    tool_syntax: str = ""  # of its tool calls, see llmrun.protocol.toolcalls; "" if it can have none
-    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
-    # drafts tokens, to verify several in a step; None decodes one token a step
-    drafting: Drafting | StepProbe | None = None
-    probe: StepProbe | None = None  # the drafting, if it measures steps
-    images: PromptImages | None = None  # of the prompt
-    adapters: tuple[AdapterScale, ...] = ()  # to compute with
-    turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
-    rewritten: tuple[Rewriting, ...] = ()  # of the conversation, for the first time with its chat template
-    preparation: Preparation | None = None  # its times; None if it arrives now
-    left_out: tuple[str, ...] = ()  # of the schemas of tools, because it can't be enforced
+_PLAIN_START = Started(0, 0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt and its answer so far."""
+    """A request in the loop: its prompt and its answer so far, and the features that it uses."""
 
-    number: int  # its place in the order of arrival
     request: int  # the front's number for it
     tokens: list[int]  # prompt and answer
-    n_prompt: int  # tokens of the prompt
     sampler: SequenceSampler
-    text: TextStream
     limits: Limits
-    metrics: Metrics
-    extras: Extras
+    salt: str = ""  # prefixes are shared only among requests with the same salt
+    adapters: tuple[AdapterScale, ...] = ()  # to compute with
+    # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
+    moves: bool = False
+    images: PromptImages | None = None  # of the prompt
+    # drafts tokens, to verify several in a step; None decodes one token a step
+    drafting: Drafting | StepProbe | None = None
+    shown_controls: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
+    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
+    thinking: ThinkingBudget | None = None  # limits the reasoning
+    guard: RepeatGuard | None = None  # ends an answer that repeats itself
+    closing: str = ""  # closes the reasoning, if that repeats itself; "" without reasoning
+    turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
+    metrics: Metrics = field(default_factory=Metrics)
+    announcement: Started = _PLAIN_START  # what the preparation of the request knows of it
+
+    n_prompt: int = field(init=False)  # tokens of the prompt
+    text: TextStream = field(init=False)
+    logprobs: LogprobStream | None = field(init=False)  # None if the request has none
+    number: int = -1  # its place in the order of arrival
     admitted: bool = False  # it has, or had, a slot
     slot: int = -1  # llama.cpp's sequence id while it runs
     n_reused: int = 0  # prompt tokens that needed no prefill
@@ -94,6 +82,12 @@ class Sequence:
     passed: int = 0  # number of younger sequences that were admitted before it
     awaits_prefix: bool = False  # another sequence is prefilling a prefix that this one can reuse
 
+    def __post_init__(self) -> None:
+        self.tokens = list(self.tokens)
+        self.n_prompt = len(self.tokens)
+        self.text = TextStream(self.limits.stop, self.limits.ban)
+        self.logprobs = LogprobStream() if self.sampler.n_logprobs is not None else None
+
     def admit(self, slot: int, n_cached: int, now: float) -> None:
         """Assign a slot, which holds the first n_cached tokens."""
         if not self.admitted:
@@ -103,19 +97,12 @@ class Sequence:
 
     def started(self, difference: PromptDifference | None = None) -> Started:
         """Return the event for its admission."""
-        extras = self.extras
-        return Started(
-            self.request,
-            self.n_prompt,
-            self.n_reused,
-            self.sampler.seed,
-            extras.starts_in_reasoning,
-            extras.thinking_tags,
-            extras.tool_syntax,
-            extras.rewritten,
-            difference,
-            extras.turn.history if extras.turn is not None else None,
-            extras.left_out,
+        return self.announcement._replace(
+            request=self.request,
+            prompt_tokens=self.n_prompt,
+            reused_tokens=self.n_reused,
+            seed=self.sampler.seed,
+            difference=difference,
         )
 
     @property
@@ -126,7 +113,7 @@ class Sequence:
     @property
     def n_ready(self) -> int:
         """Waiting tokens that fit into one batch: text up to the next image, or one image."""
-        images = self.extras.images
+        images = self.images
         return self.n_waiting if images is None else images.n_batchable(self.n_cached, len(self.tokens))
 
     @property
@@ -136,10 +123,9 @@ class Sequence:
     @property
     def is_plain(self) -> bool:
         """Sampling its next token needs nothing but the logits after the last one; it may have drafts."""
-        extras = self.extras
-        drafts_natively = extras.drafting is None or extras.drafting.is_native
+        drafts_natively = self.drafting is None or self.drafting.is_native
         is_decoding = self.n_waiting == 1 and self.n_completion > 0 and drafts_natively
-        has_others = self.limits.ban or extras.images is not None or extras.thinking is not None
+        has_others = self.limits.ban or self.images is not None or self.thinking is not None
         return is_decoding and self.sampler.is_plain and not has_others
 
     @property
@@ -167,7 +153,7 @@ class Sequence:
     @property
     def has_model_draft(self) -> bool:
         """Whether the current draft is a draft model's, or the heads'."""
-        drafting = self.extras.drafting
+        drafting = self.drafting
         return bool(self.draft) and drafting is not None and drafting.source in ("model", "heads")
 
     def end_draft(self) -> None:
@@ -179,17 +165,17 @@ class Sequence:
         """Remove the answer's last tokens, and refuse the first of them there; return the number of tokens left."""
         remaining = len(self.tokens) - n_tokens
         self.end_draft()
-        if self.extras.drafting is not None:
-            self.extras.drafting.rewind(remaining)
+        if self.drafting is not None:
+            self.drafting.rewind(remaining)
         self.refused = {index: tokens for index, tokens in self.refused.items() if index <= remaining}
         self.refused.setdefault(remaining, set()).add(self.tokens[remaining])
         del self.tokens[remaining:]
         self.drafted = {index: drafted for index, drafted in self.drafted.items() if index < remaining}
-        self.sampler.rewind(n_tokens, self.tokens if self.extras.images is None else text_only(self.tokens))
-        if self.extras.thinking is not None:
-            self.extras.thinking.rewind(self.n_completion)
-        if self.extras.logprobs is not None:
-            self.extras.logprobs.retract(n_tokens)
+        self.sampler.rewind(n_tokens, self.tokens if self.images is None else text_only(self.tokens))
+        if self.thinking is not None:
+            self.thinking.rewind(self.n_completion)
+        if self.logprobs is not None:
+            self.logprobs.retract(n_tokens)
         self.metrics.retract(n_tokens)
         self.n_retracted += n_tokens
         self.n_shown = min(self.n_shown, self.n_completion)
@@ -205,18 +191,18 @@ class Sequence:
             self._note_draft()
         if vocabulary.is_end(token):
             return "length" if self.sampler.is_cut_short else "stop", ""
-        extras, stream = self.extras, self.text
-        text = stream.push(vocabulary.control_piece(token) if token in extras.shown else vocabulary.piece(token))
-        if extras.logprobs is not None and self.sampler.logprob is not None:
+        stream, is_shown = self.text, token in self.shown_controls
+        text = stream.push(vocabulary.control_piece(token) if is_shown else vocabulary.piece(token))
+        if self.logprobs is not None and self.sampler.logprob is not None:
             logprob = self.sampler.logprob._replace(draft=self.drafted.get(len(self.tokens) - 1))
-            extras.logprobs.push(logprob, stream.decoded)
+            self.logprobs.push(logprob, stream.decoded)
         if text:
-            events.append(self.delta(text))
+            events.append(self._delta(text, self.splitter.feed(text) if self.splitter is not None else None))
         return _CONTINUES if stream.banned else self.end_reason(text, window)
 
     def _note_draft(self) -> None:
         """Note what the draft had in the place of the newest token, if the draft was right up to there."""
-        place, drafting = len(self.tokens) - 1 - self.n_fed, self.extras.drafting
+        place, drafting = len(self.tokens) - 1 - self.n_fed, self.drafting
         if drafting is None or place >= len(self.draft) or self.tokens[self.n_fed : -1] != self.draft[:place]:
             return
         token, likelihoods = self.draft[place], drafting.probabilities
@@ -232,36 +218,31 @@ class Sequence:
         """Return the finish reason and its detail; "" if the answer continues."""
         if self.text.stopped_by:
             return "stop", self.text.stopped_by
-        extras, limit = self.extras, self.limits.max_tokens
-        if extras.thinking is not None:
-            extras.thinking.push(self.text.decoded)
-        repeated = extras.guard.push(text) if extras.guard is not None else None
+        limit = self.limits.max_tokens
+        if self.thinking is not None:
+            self.thinking.push(self.text.decoded)
+        repeated = self.guard.push(text) if self.guard is not None else None
         is_full = len(self.tokens) > window or (limit is not None and self.n_completion >= limit)
         if repeated is None:
             return ("length", "") if is_full else _CONTINUES
-        if is_full or not extras.closing or extras.splitter is None or not extras.splitter.in_reasoning:
+        if is_full or not self.closing or self.splitter is None or not self.splitter.in_reasoning:
             return "repeats", repeated
         self.must_close = True
         return _CONTINUES
 
     def close_reasoning(self) -> str:
         """Return the text that closes a reasoning that repeats itself; a loop in what follows is found anew."""
-        assert self.extras.guard is not None
+        assert self.guard is not None
         self.must_close = False
         self.n_loops_closed += 1
-        self.extras.guard.restart()
-        return self.extras.closing
+        self.guard.restart()
+        return self.closing
 
     def end(self) -> None:
         """Free what the finished request no longer needs."""
-        for extra in (self.extras.drafting, self.extras.images):
-            if extra is not None:
-                extra.close()
-
-    def delta(self, text: str) -> TextDelta:
-        """Return the event for text that became safe to show."""
-        splitter = self.extras.splitter
-        return self._delta(text, splitter.feed(text) if splitter is not None else None)
+        for holder in (self.drafting, self.images):
+            if holder is not None:
+                holder.close()
 
     def last_deltas(self, text: str, *, is_cut_off: bool) -> list[TextDelta]:
         """Return the event for the rest of the answer, if there is any rest.
@@ -269,22 +250,22 @@ class Sequence:
         Args:
             is_cut_off: the model did not end the answer itself.
         """
-        splitter = self.extras.splitter
+        splitter = self.splitter
         parts = (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)) if splitter is not None else None
         return [self._delta(text, parts)] if text or parts else []
 
     def _delta(self, text: str, parts: tuple[AnswerPart, ...] | None) -> TextDelta:
+        """Return the event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion
-        logprobs = self.extras.logprobs.show(text) if self.extras.logprobs is not None else ()
+        logprobs = self.logprobs.show(text) if self.logprobs is not None else ()
         drafted = bool(self.draft) and self.n_verified == len(self.tokens) - self.n_fed
         delta = TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts)
-        if self.extras.turn is not None:
-            self.extras.turn.take(delta)
+        if self.turn is not None:
+            self.turn.take(delta)
         return delta
 
     def stats(self, n_ctx: int) -> Stats:
-        drafting, images = self.extras.drafting, self.extras.images
-        preparation = self.extras.preparation or Preparation(0.0)
+        drafting, images = self.drafting, self.images
         return Stats(
             prompt_tokens=self.n_prompt,
             reused_tokens=self.n_reused,
@@ -293,9 +274,9 @@ class Sequence:
             decode_seconds=self.metrics.decode_seconds,
             ttft_seconds=self.metrics.ttft_seconds,
             queue_seconds=self.metrics.queue_seconds,
-            template_seconds=preparation.template,
-            tokenize_seconds=preparation.tokenize,
-            grammar_seconds=preparation.grammar,
+            template_seconds=self.metrics.template_seconds,
+            tokenize_seconds=self.metrics.tokenize_seconds,
+            grammar_seconds=self.metrics.grammar_seconds,
             itl_p50_seconds=self.metrics.itl_quantile(0.5),
             itl_p95_seconds=self.metrics.itl_quantile(0.95),
             context_used=self.n_cached,

@@ -1,22 +1,41 @@
-"""The measurement of decode steps of several widths, for _native.Gate. The KV cache is the same afterwards."""
+"""The measurement of decode steps: of several widths, for _native.Gate, and with and without flash attention.
+
+Widths are measured while the engine rests; or within an answer, for machines on which nothing was measured yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 from typing import Protocol
 
+from llmrun._native import StepShape
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
-from llmrun.protocol.speculation import StepTables, StepTime
+from llmrun.protocol.messages import DraftSource
+from llmrun.protocol.speculation import AttentionTime, StepTables, StepTime, StepTimes
 
 WIDTHS = (2, 3, 4, 8, 16)  # compared with 1
 _ROUNDS = 5  # after one to warm up
 _SETTLING = 3  # steps of one row after a wide one that may take longer
 _MIN_DEPTH = 256  # tokens in the KV cache; too few don't show the cost of attention
 _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
+
+# Of a measurement within an answer.
+_PROBED_WIDTHS = (2, 4, 8, 16)
+_PROBED_ROUNDS = 2  # of all widths
+_PROBE_WARM_UP = 4  # steps
+_PROBE_INTERVAL = 3  # plain steps before the next wide one
+_MOST_STEPS, _MOST_SHARE = 1.0, 0.01  # that wide steps may cost, as in gate.cpp: plain steps, and of the answer's time
+
+ATTENTION_CELLS = 1280
+"""Context window of the two contexts that are compared."""
+_ATTENTION_DEPTH = 1024  # tokens; fewer if their prefill takes too long
+_PREFILL_SECONDS = 2.0
+_ATTENTION_PIECE = 64
+_ATTENTION_ROUNDS = 9  # after one to warm up
 
 
 def measure_steps(
@@ -49,13 +68,6 @@ def measure_steps(
     except (Aborted, CacheFull):
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
-
-
-def raise_if_disturbed(equal: list[float]) -> None:
-    """Raise Aborted if equal steps differ too much: the machine is busy."""
-    fast, _, slow = quantiles(equal, n=4)
-    if slow > _MAX_SPREAD * fast:
-        raise Aborted
 
 
 def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object]:
@@ -105,13 +117,9 @@ def _measure(
     """
 
     def seconds(width: int) -> float:
-        if is_interrupted():
-            raise Aborted
-        began = clock()
+        batch = [Entry(token, depth + token, slot, True) for token in range(width)]
         try:
-            context.decode([Entry(token, depth + token, slot, True) for token in range(width)])
-            context.logits(width - 1)  # waits for the computation
-            return clock() - began
+            return _seconds(context, batch, clock, is_interrupted)
         finally:
             restore()
 
@@ -124,6 +132,170 @@ def _measure(
             plain.append(settled)
             wide[width].append(verified + max(0.0, sum(after) - _SETTLING * settled))
     plain = plain[len(widths) :]
-    raise_if_disturbed(plain)
+    _raise_if_disturbed(plain)
     first = StepTime(1, depth, median(plain))
     return [first, *(StepTime(width, depth, median(wide[width][1:])) for width in widths)]
+
+
+def _seconds(
+    context: _Measured, batch: list[Entry], clock: Callable[[], float], is_interrupted: Callable[[], bool]
+) -> float:
+    """Measure one decode call, whose last entry has logits; raise Aborted if the measurement is interrupted."""
+    if is_interrupted():
+        raise Aborted
+    began = clock()
+    context.decode(batch)
+    context.logits(len(batch) - 1)  # waits for the computation
+    return clock() - began
+
+
+def _raise_if_disturbed(equal: list[float]) -> None:
+    """Raise Aborted if equal steps differ too much: the machine is busy."""
+    fast, _, slow = quantiles(equal, n=4)
+    if slow > _MAX_SPREAD * fast:
+        raise Aborted
+
+
+def measure_attention(
+    on: Context, off: Context, clock: Callable[[], float], is_interrupted: Callable[[], bool]
+) -> tuple[AttentionTime, ...]:
+    """Measure plain decode steps with both settings in turns, at two depths.
+
+    Args:
+        on, off: empty contexts with the same weights.
+        clock: monotonic seconds.
+        is_interrupted: checked before each decode call.
+
+    Returns:
+        The times; none if the measurement was interrupted, or disturbed by other load.
+    """
+
+    def seconds(context: Context, depth: int, n_tokens: int) -> float:
+        n_vocab, end = context.vocabulary.n_tokens, depth + n_tokens
+        batch = [Entry(position % n_vocab, position, 0, position == end - 1) for position in range(depth, end)]
+        return _seconds(context, batch, clock, is_interrupted)
+
+    def step_times(depth: int) -> AttentionTime:
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(1 + _ATTENTION_ROUNDS):
+            for context, of_context in zip((on, off), times, strict=True):
+                of_context.append(seconds(context, depth, 1))
+                context.forget(0, depth)
+        for of_context in times:
+            _raise_if_disturbed(of_context[1:])
+        return AttentionTime(depth, *(median(of_context[1:]) for of_context in times))
+
+    try:
+        shallow, depth, spent = step_times(0), 0, 0.0
+        while depth < _ATTENTION_DEPTH and spent < _PREFILL_SECONDS:
+            spent += max(seconds(context, depth, _ATTENTION_PIECE) for context in (on, off))
+            depth += _ATTENTION_PIECE
+        return shallow, step_times(depth)
+    except (Aborted, CacheFull):
+        return ()
+
+
+class StepProbe:
+    """The measurement of step times within an answer; the interface of drafts.Drafting.
+
+    Some steps verify a draft of a fixed width. It is verified as ever, so the answer is the same, but when a width is
+    tried depends on the clock: answers that have to be repeated exactly are not measured.
+
+    A wider step is tried when the answer is long enough for its cost: each row more is expected to cost what it does in
+    the widest step so far, and at most as much as a plain step. So a short answer may have times of some widths only.
+    """
+
+    model = None
+    is_native = False
+    source: DraftSource = "probe"
+    probabilities: Sequence[float] = ()
+
+    def __init__(self, most: int = max(_PROBED_WIDTHS) - 1, known: Sequence[StepTime] = ()) -> None:
+        """Start.
+
+        Args:
+            most: drafted tokens of a step.
+            known: times from earlier answers, whose widths are not measured again.
+        """
+        times = StepTimes(known)
+        plain = next((each.seconds for each in known if each.width == 1), 0.0)
+        self._known = {width: times.seconds(width, known[0].depth) / plain for width in times.widths} if plain else {}
+        missing = [width for width in _PROBED_WIDTHS if width <= most + 1 and width not in self._known]
+        self._queue = missing * _PROBED_ROUNDS
+        self._plain: list[float] = []  # seconds
+        self._wide: dict[int, list[float]] = {}  # width -> seconds
+        self._lost = 0.0  # seconds
+        self._n_steps = self._n_between = 0
+        self._width = self._depth = 0  # of the planned step; width 0 without one
+        self._draft: list[int] = []
+        self._last: tuple[int, float] | None = None  # width and seconds of a wide step directly before
+
+    def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
+        """Plan a step as Drafting.plan()."""
+        is_wide = self._queue and limit >= self._queue[0] - 1 and self._can_afford(self._queue[0])
+        self._width = (self._queue[0] if is_wide else 1) if step.rows == 1 else 0
+        self._depth = max(self._depth, step.depth)
+        self._draft = [tokens[-1]] * (self._width - 1)  # almost never right
+        return len(self._draft)
+
+    def _can_afford(self, width: int) -> bool:
+        if self._n_between < _PROBE_INTERVAL:
+            return False
+        plain = median(self._plain)
+        times = {each: ratio * plain for each, ratio in self._known.items()}
+        times |= {each: median(seconds) for each, seconds in self._wide.items()}
+        widest = max((each for each in times if 1 < each <= width), default=0)
+        a_row = (times[widest] - plain) / (widest - 1) if widest else plain
+        return self._lost + (width - 1) * a_row <= (_MOST_STEPS + _MOST_SHARE * self._n_steps) * plain
+
+    def take(self, count_allowed: Callable[[list[int]], int]) -> list[int]:
+        """Return the draft, nothing if the grammar does not allow all of it."""
+        if self._draft and count_allowed(self._draft) < len(self._draft):
+            self._draft, self._width = [], 0
+        return self._draft
+
+    def shorten(self, length: int) -> list[int]:
+        """Return the first tokens of the draft as Drafting.shorten(); a shorter step is not measured."""
+        if length < len(self._draft):
+            self._draft, self._width = self._draft[:length], 0
+        return self._draft
+
+    def record(self, seconds: float) -> None:
+        """Account for a decode call."""
+        width, self._width = self._width, 0
+        if not width:
+            self._last = None
+            return
+        self._n_steps += 1
+        if width > 1:
+            self._last, self._n_between = (width, seconds), 0
+        elif self._last is not None:
+            self._add(*self._last, seconds)
+            self._last = None
+        elif self._n_steps > _PROBE_WARM_UP:
+            self._plain.append(seconds)
+            self._n_between += 1
+
+    def _add(self, width: int, seconds: float, after: float) -> None:
+        """Add a wide step: llama.cpp rebuilds its graph twice, the second time in the step after it."""
+        self._queue.remove(width)
+        plain = self._plain[-1]
+        self._wide.setdefault(width, []).append(seconds + max(0.0, after - plain))
+        self._lost += max(0.0, self._wide[width][-1] - plain)
+
+    def times(self) -> tuple[StepTime, ...]:
+        """Return the step times, known ones included; none if the answer was too short, or the machine busy."""
+        if not self._wide:
+            return ()
+        try:
+            _raise_if_disturbed(self._plain)
+        except Aborted:
+            return ()
+        plain = median(self._plain)
+        found = {width: ratio * plain for width, ratio in self._known.items()}
+        found |= {1: plain, **{width: median(seconds) for width, seconds in self._wide.items()}}
+        return tuple(StepTime(width, self._depth, found[width]) for width in sorted(found))
+
+    def rewind(self, length: int) -> None: ...
+
+    def close(self) -> None: ...

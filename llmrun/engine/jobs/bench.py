@@ -12,7 +12,8 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as List
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from llmrun import _native
 from llmrun.engine.channel import Outbox
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Entry, Inputs
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.devices import backends, build, devices
@@ -49,7 +51,7 @@ _TEXT = (
 class BenchWork:
     """Prepared decode calls."""
 
-    batches: Sequence[Sequence[Entry]]
+    batches: List[List[Entry]]
     one_by_one: bool = False  # wait for each batch, as for its logits
 
 
@@ -90,7 +92,7 @@ class BenchContext:
         return [vocabulary.bos, *tokens[1:]] if count and vocabulary.adds_bos else tokens
 
 
-def _batch(tokens: Sequence[int], start: int) -> list[Entry]:
+def _batch(tokens: List[int], start: int) -> list[Entry]:
     last = len(tokens) - 1
     return [Entry(token, start + index, 0, index == last) for index, token in enumerate(tokens)]
 
@@ -301,7 +303,7 @@ class BenchConversation:
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:
         outbox = Outbox(hand_on)
         sampler = SequenceSampler(self._sampling, self._stopwatch, prompt)
-        self._engine.add(0, prompt, sampler, Limits(max_tokens=n_tokens))
+        self._engine.add(Sequence(0, prompt, sampler, Limits(max_tokens=n_tokens)))
         while self._engine.busy:
             events = self._engine.step()
             for event in events:

@@ -61,10 +61,10 @@ def run_explain(
         OutOfMemoryError: a second context does not fit.
     """
     answer = loaded.engine.finished(command.answer)
-    if answer.extras.images is not None:
+    if answer.images is not None:
         raise UsageError("an answer about an image can't be explained", why="only tokens can be computed again")
     tokens, n_prompt = list(answer.tokens), answer.n_prompt
-    with closing(_Replay(loaded, tokens, answer.extras.adapters)) as replay:
+    with closing(_Replay(loaded, tokens, answer.adapters)) as replay:
         first = replay.first
         chosen = range(first if command.everywhere else max(first, n_prompt - 1), len(tokens))
         collector = Collector(first, len(tokens), [position - first for position in chosen])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as List
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers, operation_numbers
@@ -325,7 +327,7 @@ class Author:
 
     def write(
         self,
-        prompts: Sequence[CalibrationPrompt],
+        prompts: List[CalibrationPrompt],
         n_tokens: int,
         seconds: float,
         seed: int,
@@ -365,7 +367,7 @@ class Author:
             report(n_written, time.monotonic() - began)
         return self._joined(pieces)
 
-    def _usable(self, prompts: Sequence[CalibrationPrompt]) -> list[CalibrationPrompt]:
+    def _usable(self, prompts: List[CalibrationPrompt]) -> list[CalibrationPrompt]:
         """Return all prompts, or only the plain ones if the chat template fails or fills half of the context."""
         questions = [prompt for prompt in prompts if prompt.is_question]
         with suppress(BadTemplateError):
@@ -378,7 +380,7 @@ class Author:
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))
         sampler = SequenceSampler(sampling, self._model.vocabulary, tokens)
-        self._engine.add(number, tokens, sampler, Limits(min(max_tokens, room)))
+        self._engine.add(Sequence(number, tokens, sampler, Limits(min(max_tokens, room))))
         return _Piece(prompt, tokens)
 
     def _tokens(self, prompt: CalibrationPrompt) -> list[int]:
@@ -388,7 +390,7 @@ class Author:
             request = AnswerRequest(prompt=prompt.text)
         return self._prompts.prompt(Generate(0, request)).tokens
 
-    def _joined(self, pieces: Sequence[_Piece]) -> tuple[list[int], str]:
+    def _joined(self, pieces: List[_Piece]) -> tuple[list[int], str]:
         """Concatenate all texts as they were in the model's context, without begin-of-sequence tokens."""
         vocabulary = self._model.vocabulary
         tokens: list[int] = []

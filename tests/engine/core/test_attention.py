@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from support.fake_context import FakeContext, endless
 
-from llmrun.engine.core.attention import ATTENTION_CELLS, measure_attention
+from llmrun.engine.core.steps import ATTENTION_CELLS, measure_attention
 from llmrun.engine.llama.base import CacheFull
 from llmrun.protocol.speculation import AttentionTime
 

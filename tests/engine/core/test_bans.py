@@ -10,7 +10,6 @@ from support.conversation import Conversation
 from support.fake_context import END, N_VOCAB, favouring, hashed, scripted, tokens_of
 
 from llmrun.engine.core.repeats import RepeatGuard
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.prompt.thinking import ThinkingBudget
 from llmrun.protocol.params import SamplingParams
 
@@ -107,14 +106,14 @@ def test_when_no_token_is_left_it_fails_and_says_why() -> None:
 def test_reasoning_that_are_taken_back_do_not_count() -> None:
     budget = ThinkingBudget(("<think>", "</think>"), True, 4)
     talk = Conversation(second_choice("abno!", {"ab": "x"}))
-    assert talk.answer("Hi", ban=("no",), extras=Extras(thinking=budget)) == ("abx", "stop")
+    assert talk.answer("Hi", ban=("no",), thinking=budget) == ("abx", "stop")
 
 
 def test_text_that_is_taken_back_is_no_repetition() -> None:
     """The guard reads what is shown."""
     guard = RepeatGuard()
     talk = Conversation(second_choice("say no!", {"say ": "x"}))
-    talk.answer("Hi", ban=("no",), extras=Extras(guard=guard))
+    talk.answer("Hi", ban=("no",), guard=guard)
     assert guard._text == "say x"
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, hashed, tokens_of
 
-from llmrun.engine.core.host_prefix_cache import HostPrefix
+from llmrun.engine.core.slots import HostPrefix
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import ContextOverflowError, UsageError

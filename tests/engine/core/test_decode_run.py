@@ -14,7 +14,6 @@ from support.fake_context import END, endless, hashed, scripted, tokens_of
 
 from llmrun import _native
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
 from llmrun.protocol.messages import Event, Failed, Finished, Stats
 from llmrun.protocol.params import SamplingParams
@@ -191,7 +190,7 @@ def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> N
     talks = []
     for in_runs in (False, True):
         drafted = [
-            {**asked, "extras": Extras(drafting=Drafting(speculation, _native.SuffixAutomaton(), tokens))}
+            {**asked, "drafting": Drafting(speculation, _native.SuffixAutomaton(), tokens)}
             for asked in requests
             for tokens in [tokens_of(asked["prompt"])]
         ]

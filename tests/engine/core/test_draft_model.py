@@ -13,7 +13,6 @@ from support.fake_context import END, FakeContext, Model, endless, favouring, ha
 from llmrun._native import SuffixAutomaton
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.protocol.messages import Finished
 from llmrun.protocol.speculation import Speculation, StepTime
@@ -51,13 +50,13 @@ class Pair(Conversation):
         self.draft_model = DraftModel(self.small, n_known)
         super().__init__(model, draft_model=self.draft_model, **context)
 
-    def extras(self, prompt: str, speculation: Speculation) -> Extras:
+    def drafting(self, prompt: str, speculation: Speculation) -> Drafting:
         model = ModelDrafter(self.draft_model)
-        return Extras(drafting=Drafting(speculation, SuffixAutomaton(), tokens_of(prompt), model))
+        return Drafting(speculation, SuffixAutomaton(), tokens_of(prompt), model)
 
     def say(self, prompt: str, most: int, speculation: Speculation = Speculation(7)) -> Finished:  # noqa: B008
         self.events.clear()
-        self.ask(prompt, most=most, extras=self.extras(prompt, speculation))
+        self.ask(prompt, most=most, drafting=self.drafting(prompt, speculation))
         self.run()
         assert_consistent(self)
         return self.finished()
@@ -88,7 +87,7 @@ def test_answers_are_those_of_the_plain_loop(seed: int) -> None:
         pair.small.before_decode = breaking(pair.small, draws)
     tables = draws.choice((Speculation(7), Speculation(15, TIMES, CHEAP)))
     for number, prompt in enumerate(prompts):
-        pair.ask(prompt, most=40, ban=bans, request=number, extras=pair.extras(prompt, tables))
+        pair.ask(prompt, most=40, ban=bans, request=number, drafting=pair.drafting(prompt, tables))
     pair.run()
     assert_consistent(pair)
     for number, prompt in enumerate(prompts):
@@ -138,7 +137,7 @@ def test_the_next_prompt_of_a_chat_is_read_from_where_it_goes_on() -> None:
 def test_several_sequences_are_drafted_for_in_one_batch() -> None:
     pair = Pair(endless, n_seq_max=3)
     for number, prompt in enumerate(("A", "B", "C")):
-        pair.ask(prompt, most=9, request=number, extras=pair.extras(prompt, Speculation(3)))
+        pair.ask(prompt, most=9, request=number, drafting=pair.drafting(prompt, Speculation(3)))
     pair.run()
     together = [call for call in pair.small.calls if len({entry.sequence_id for entry in call}) == 3]
     assert len(together) >= 2
@@ -166,7 +165,7 @@ def test_being_unsure_ends_a_guess_where_kernels_like_it(unsure: list[int], draf
         return found
 
     pair = Pair(endless, model)
-    pair.ask("Hey", most=9, extras=pair.extras("Hey", Speculation(7)))
+    pair.ask("Hey", most=9, drafting=pair.drafting("Hey", Speculation(7)))
     pair.events += pair.engine.step() + pair.engine.step() + pair.engine.step()
     assert len(pair.context.calls[1]) == 1 + drafted
 
@@ -189,7 +188,7 @@ def test_a_full_cache_evicts_what_no_request_needs() -> None:
     pair = Pair(endless, n_ctx=64, n_seq_max=2)
     pair.small.n_cells = 64
     for number, prompt in enumerate(("A" * 20, "B" * 20)):
-        pair.ask(prompt, most=20, request=number, extras=pair.extras(prompt, Speculation(3)))
+        pair.ask(prompt, most=20, request=number, drafting=pair.drafting(prompt, Speculation(3)))
     pair.run()
     assert pair.say("C" * 30, 20).stats.accepted_tokens > 9
 

@@ -9,9 +9,7 @@ from support.conversation import Conversation
 from support.fake_context import N_VOCAB, scripted, tokens_of
 
 from llmrun._native import SuffixAutomaton
-from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.earlier_texts import MOST_TOKENS, MOST_USERS, EarlierTexts
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.drafts import MOST_TOKENS, MOST_USERS, Drafting, EarlierTexts
 from llmrun.protocol.messages import Finished
 from llmrun.protocol.speculation import Speculation, StepTime
 
@@ -23,7 +21,7 @@ def ask(talk: Conversation, prompt: str, *, salt: str = "", repeats: bool = Fals
     tokens = tokens_of(prompt)
     drafting = Drafting(Speculation(15, TIMES), SuffixAutomaton(), tokens, repeats=repeats)
     talk.events.clear()
-    talk.ask(prompt, most=150, extras=Extras(drafting=drafting, salt=salt))
+    talk.ask(prompt, most=150, drafting=drafting, salt=salt)
     talk.run()
     assert talk.text() == ANSWER
     return talk.finished()

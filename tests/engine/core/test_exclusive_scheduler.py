@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import Aborted, DecodeError
 from llmrun.protocol.adapters import AdapterScale
@@ -25,15 +25,15 @@ CHOICES = (
 )
 
 
-def extras(choice: int) -> Extras:
-    """As Preparer gives them, where a request without adapters is the usual one."""
+def choosing(choice: int) -> dict[str, Any]:
+    """What Preparer gives, where a request without adapters is the usual one."""
     adapters = CHOICES[choice]
-    return Extras(adapters=adapters, salt=f"{adapters}|" if adapters else "")
+    return {"adapters": adapters, "salt": f"{adapters}|" if adapters else ""}
 
 
 def alone(prompt: str, most: int, choice: int) -> str:
     return Conversation(hashed, n_ctx=400, adapts=True).answer(
-        prompt, SAMPLING, most=most, extras=extras(choice)
+        prompt, SAMPLING, most=most, **choosing(choice)
     )[0]  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_no_adapter_leaks(seed: int, tmp_path: Path) -> None:
     for request in range(30):
         prompt = system[: rng.choice([0, 70, 290])] + "".join(rng.choices("xyz", k=rng.randint(1, 30)))
         asked[request] = (prompt, rng.randint(1, 20), rng.randrange(len(CHOICES)))
-        talk.ask(prompt, SAMPLING, most=asked[request][1], request=request, extras=extras(asked[request][2]))
+        talk.ask(prompt, SAMPLING, most=asked[request][1], request=request, **choosing(asked[request][2]))
         for _ in range(rng.choice([0, 0, 1, 10])):
             talk.events += talk.engine.step()
     talk.run()
@@ -85,7 +85,7 @@ def test_groups_take_turns() -> None:
     talk = Conversation(hashed, adapts=True, n_ctx=400, n_seq_max=4, n_batch=128)
     talk.clock.per_token = 0.001
     for request, choice in enumerate((0, 1, 0, 1)):
-        talk.ask(f"prompt {request}", SAMPLING, most=30, request=request, extras=extras(choice))
+        talk.ask(f"prompt {request}", SAMPLING, most=30, request=request, **choosing(choice))
     talk.run()
     together = [batch for batch in talk.context.calls if len(batch) == 2]
     assert len(together) == 2 * 29
@@ -97,10 +97,10 @@ def test_groups_take_turns() -> None:
 def test_who_decodes_does_not_wait_for_the_whole_prompt_of_another_group() -> None:
     talk = Conversation(hashed, adapts=True, n_ctx=2000, n_seq_max=2, n_batch=512)
     talk.clock.per_token = 0.01
-    talk.ask("short", SAMPLING, most=200, request=1, extras=extras(0))
+    talk.ask("short", SAMPLING, most=200, request=1, **choosing(0))
     for _ in range(5):
         talk.events += talk.engine.step()
-    talk.ask("x" * 1000, SAMPLING, most=1, request=2, extras=extras(1))
+    talk.ask("x" * 1000, SAMPLING, most=1, request=2, **choosing(1))
     talk.run()
     assert max(map(len, talk.context.calls)) <= 64
 
@@ -110,7 +110,7 @@ def test_one_that_fails_is_found_with_its_own_adapters() -> None:
     talk = Conversation(hashed, adapts=True, n_ctx=400, n_seq_max=4)
     talk.context.poison = ord("!")
     for request, prompt in enumerate(("fine", "bad!", "good", "also")):
-        talk.ask(prompt, SAMPLING, most=8, request=request, extras=extras(request // 2))
+        talk.ask(prompt, SAMPLING, most=8, request=request, **choosing(request // 2))
     talk.run()
     assert talk.failed(1).what == "llama.cpp could not decode it"
     for request, prompt in ((0, "fine"), (2, "good"), (3, "also")):

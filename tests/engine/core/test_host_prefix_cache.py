@@ -8,7 +8,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
-from llmrun.engine.core.host_prefix_cache import HostPrefix, HostPrefixCache
+from llmrun.engine.core.slots import HostPrefix, HostPrefixCache
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.params import SamplingParams
 

@@ -9,7 +9,6 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import BEGIN, END, HEART, N_VOCAB, TURN, endless, hashed, scripted, tokens_of
 
-from llmrun.engine.core.sequence import Extras
 from llmrun.errors import ContextOverflowError
 from llmrun.protocol.messages import Finished, PrefillProgress, Started, TextDelta
 from llmrun.protocol.params import SamplingParams
@@ -71,7 +70,7 @@ def test_control_tokens_have_no_text() -> None:
 
 def test_control_tokens_have_a_text_where_a_request_shows_them() -> None:
     talk = Conversation(scripted({"Hi": [ord("a"), TURN, ord("b"), BEGIN]}), n_seq_max=2)
-    talk.ask("Hi", extras=Extras(shown=frozenset({TURN})), request=1)
+    talk.ask("Hi", shown_controls=frozenset({TURN}), request=1)
     talk.ask("Hi", request=2)
     talk.run()
     assert (talk.text(1), talk.text(2)) == ("a<turn>b", "ab")

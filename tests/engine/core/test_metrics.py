@@ -7,7 +7,7 @@ import itertools
 import pytest
 from support.clock import Clock
 
-from llmrun.engine.core.metrics import Metrics, PrefillRate, Preparation, PreparationClock
+from llmrun.engine.core.metrics import Metrics, PrefillRate, PreparationClock
 
 
 def metrics(*token_times: float) -> Metrics:
@@ -106,14 +106,14 @@ def test_a_part_of_a_preparation_inside_of_another_counts_for_itself_only() -> N
             now.now += 4
         now.now += 8
     now.now += 16
-    assert clock.end(0.0) == Preparation(100.0, template=10.0, tokenize=17.0, grammar=4.0)
+    assert clock.end(0.0) == Metrics(100.0, template_seconds=10.0, tokenize_seconds=17.0, grammar_seconds=4.0)
     clock.start()
-    assert clock.end(90.0) == Preparation(90.0)
+    assert clock.end(90.0) == Metrics(90.0)
     assert clock.end(1000.0).arrived == now.now, "a request does not arrive after its preparation"
 
 
 def test_the_queue_is_all_before_the_slot_but_the_preparation() -> None:
-    waited = Metrics(arrived=10.0, preparation_seconds=3.0)
+    waited = Metrics(arrived=10.0, template_seconds=1.0, grammar_seconds=2.0)
     assert waited.queue_seconds == 0.0
     waited.admitted = 18.0
     assert waited.queue_seconds == 5.0

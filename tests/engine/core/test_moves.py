@@ -10,7 +10,6 @@ from support.conversation import Conversation
 from support.fake_context import hashed, tokens_of
 
 from llmrun.engine.core.prefix import common_prefix, gap_after
-from llmrun.engine.core.sequence import Extras
 
 SYSTEM = "be kind. "
 FIRST = "a first turn that is dropped. "
@@ -22,7 +21,7 @@ def test_what_stands_after_dropped_turns_is_not_computed_again() -> None:
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
     answer = talk.text()
     talk.context.calls.clear()
-    talk.answer(SYSTEM + SECOND + answer + "?", extras=Extras(moves=True), most=2)
+    talk.answer(SYSTEM + SECOND + answer + "?", moves=True, most=2)
     assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
     assert talk.computed() == 2 + 1
     assert talk.context.cached() == tokens_of(SYSTEM + SECOND + answer + "?" + talk.text())[:-1]
@@ -32,7 +31,7 @@ def test_checkpoints_after_dropped_turns_are_of_other_tokens() -> None:
     """As with a sliding window, whose cells may be moved as long as none has passed."""
     talk = Conversation(hashed, n_ctx=400, n_batch=16, has_checkpoints=True)
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
-    talk.answer(SYSTEM + SECOND + talk.text() + "?", extras=Extras(moves=True), most=2)
+    talk.answer(SYSTEM + SECOND + talk.text() + "?", moves=True, most=2)
     kept = talk.engine._slots.checkpoints.of(0)
     assert all(json.loads(each.state) == talk.context.cached()[: each.length] for each in kept)
 
@@ -42,7 +41,7 @@ def test_else_it_is(moves: bool, cuts: bool) -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400, cuts=cuts)
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
     prompt = SYSTEM + SECOND + "?"
-    talk.answer(prompt, extras=Extras(moves=moves), most=2)
+    talk.answer(prompt, moves=moves, most=2)
     assert talk.started().reused_tokens == (len(SYSTEM + "a ") if cuts else 0)
     assert talk.context.cached() == tokens_of(prompt + talk.text())[:-1]
 
@@ -52,7 +51,7 @@ def test_reasoning_that_are_gone_leave_no_gap_to_close() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     answer, _ = talk.answer(SYSTEM + FIRST, most=80)
     thoughts, said = answer[:30], answer[30:]
-    talk.answer(SYSTEM + FIRST + said + "?", extras=Extras(moves=True), most=2)
+    talk.answer(SYSTEM + FIRST + said + "?", moves=True, most=2)
     assert talk.started().reused_tokens == len(SYSTEM + FIRST)
     assert len(thoughts) == 30
     assert talk.context.cached() == tokens_of(SYSTEM + FIRST + said + "?" + talk.text())[:-1]
@@ -62,9 +61,9 @@ def test_turns_are_moved_once_and_then_once_more() -> None:
     third = "a third turn, which goes on for about as long as the others. "
     talk = Conversation(hashed, n_ctx=400, n_batch=400)
     talk.answer(SYSTEM + FIRST + SECOND + third, most=5)
-    talk.answer(SYSTEM + SECOND + third + talk.text() + "?", extras=Extras(moves=True), most=5)
+    talk.answer(SYSTEM + SECOND + third + talk.text() + "?", moves=True, most=5)
     kept = third + talk.text()
-    talk.answer(SYSTEM + kept + "?", extras=Extras(moves=True), most=2)
+    talk.answer(SYSTEM + kept + "?", moves=True, most=2)
     assert talk.started().reused_tokens == len(SYSTEM + third)
 
 
@@ -72,7 +71,7 @@ def test_the_conversation_that_lost_turns_is_found_among_others_that_begin_alike
     talk = Conversation(hashed, n_ctx=400, n_batch=400, n_seq_max=3)
     answer, _ = talk.answer(SYSTEM + FIRST + SECOND, most=5)
     talk.answer(SYSTEM + "another conversation", most=5)
-    talk.answer(SYSTEM + SECOND + answer + "?", extras=Extras(moves=True), most=2)
+    talk.answer(SYSTEM + SECOND + answer + "?", moves=True, most=2)
     assert talk.started().reused_tokens == len(SYSTEM + SECOND) + 4
 
 
@@ -82,7 +81,7 @@ def test_cells_that_a_request_shares_stay_where_they_are() -> None:
     talk.run()
     talk.ask(SYSTEM + FIRST + SECOND + talk.text(1)[:2] + "something else", most=60, request=2)
     talk.events += talk.engine.step() + talk.engine.step()
-    talk.ask(SYSTEM + SECOND + "?", extras=Extras(moves=True), most=2, request=3)
+    talk.ask(SYSTEM + SECOND + "?", moves=True, most=2, request=3)
     talk.run()
     assert talk.started(3).reused_tokens == len(SYSTEM + "a ")
     assert (

@@ -9,8 +9,7 @@ from support.conversation import Conversation
 from support.fake_context import FakeContext, hashed
 
 from llmrun._native import StepShape
-from llmrun.engine.core.probe import StepProbe
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.steps import StepProbe
 from llmrun.protocol.messages import Event, Finished, TextDelta
 from llmrun.protocol.speculation import StepsMeasured, StepTime
 
@@ -33,7 +32,7 @@ def probed(
     talk = Conversation(hashed, n_ctx=1000, **context)
     talk.engine._clock = clock(talk.context)
     probe = probe or StepProbe()
-    talk.ask("Hi", most=most, extras=Extras(drafting=probe, probe=probe))
+    talk.ask("Hi", most=most, drafting=probe)
     talk.run()
     return talk.events, talk
 

@@ -50,7 +50,7 @@ def ask(engine: Engine, number: int, question: str, grammar: Grammar | None = No
         stops_repeats=True,
     )
     preparer = Preparer(FakeVocabulary(), TEMPLATE, 4000)
-    engine.add(*preparer.prepare(Generate(number, request), lambda event: None))
+    engine.add(preparer.prepare(Generate(number, request), lambda event: None))
 
 
 def answers(engine: Engine, *, runs: bool) -> dict[int, tuple[str, Finished]]:
@@ -130,7 +130,7 @@ def test_at_the_limit_it_is_cut() -> None:
     request = AnswerRequest((Message("user", "yes"),), sampling=SamplingParams(temperature=0), stops_repeats=True)
     length = len(answers_of_loop())
     preparer = Preparer(FakeVocabulary(), TEMPLATE, 4000)
-    engine.add(*preparer.prepare(Generate(1, replace(request, limits=Limits(length))), lambda event: None))
+    engine.add(preparer.prepare(Generate(1, replace(request, limits=Limits(length))), lambda event: None))
     _, finished = answers(engine, runs=False)[1]
     assert (finished.reason, finished.stats.loops_closed) == ("repeats", 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,8 @@ from support.fake_context import END, N_VOCAB, endless, hashed, scripted, tokens
 from llmrun._native import SuffixAutomaton
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.drafts import Drafter, Drafting
-from llmrun.engine.core.logprobs import LogprobStream
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import DraftedToken, Finished, Stats, TextDelta
@@ -51,9 +50,9 @@ class Foreseeing:
         return [self._draws.randrange(N_VOCAB) if self._draws.random() < wrong else token for token in coming], 3
 
 
-def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times: Sequence[StepTime] = ()) -> Extras:
+def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times: Iterable[StepTime] = ()) -> Drafting:
     chosen = SuffixAutomaton() if drafter is None else drafter
-    return Extras(drafting=Drafting(Speculation(most, tuple(times)), chosen, tokens_of(prompt)))
+    return Drafting(Speculation(most, tuple(times)), chosen, tokens_of(prompt))
 
 
 def counts(stats: Stats) -> tuple[int, ...]:
@@ -114,9 +113,11 @@ def any_options(draws: random.Random) -> dict[str, Any]:
     }
 
 
-def answered(talk: Conversation, prompt: str, options: dict[str, Any], constrained: bool, extras: Extras) -> Finished:
+def answered(
+    talk: Conversation, prompt: str, options: dict[str, Any], constrained: bool, drafts: Drafting | None = None
+) -> Finished:
     asked = {key: value for key, value in options.items() if key != "logprobs"}
-    talk.ask(prompt, constraint=AfterA() if constrained else None, extras=extras, **asked)
+    talk.ask(prompt, constraint=AfterA() if constrained else None, drafting=drafts, **asked)
     talk.run()
     return talk.finished()
 
@@ -132,13 +133,13 @@ def test_any_request_is_answered_as_without(seed: int, memory: dict[str, Any]) -
     options, constrained = any_options(draws), draws.random() < 0.4
     prompt = "".join(draws.choices("abcdef", k=draws.randint(1, 30)))
     plain = Conversation(ending, n_ctx=80)
-    expected = answered(plain, prompt, options, constrained, Extras())
+    expected = answered(plain, prompt, options, constrained)
     drafter = draws.choice((None, Foreseeing(plain.context.cached(), draws.choice((0, 0.1, 1)), draws)))
     sizes = {"n_batch": draws.choice((16, 16, 5)), "n_outputs": draws.choice((16, 7, 1))}
     talk = Conversation(ending, n_ctx=80, **sizes, **memory)
     talk.context.before_decode = breaking(talk, draws) if draws.random() < 0.5 else lambda call: None
-    extras = drafting(prompt, draws.choice((1, 3, 6, 15)), drafter, draws.choice(((), TIMES)))
-    finished = answered(talk, prompt, options, constrained, extras)
+    drafts = drafting(prompt, draws.choice((1, 3, 6, 15)), drafter, draws.choice(((), TIMES)))
+    finished = answered(talk, prompt, options, constrained, drafts)
     assert (talk.text(), finished.reason, finished.detail) == (plain.text(), expected.reason, expected.detail)
     assert counts(finished.stats) == counts(expected.stats) or memory  # what a failure has lost is computed again
     cached = talk.context.cached()
@@ -168,7 +169,7 @@ def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, abor
     options = {**any_options(draws), "most": None}
     prompt = "".join(draws.choices("abcdef", k=10))
     whole = Conversation(ending, n_ctx=80)
-    answered(whole, prompt, options, True, Extras())
+    answered(whole, prompt, options, True)
     talk = Conversation(ending, n_ctx=80)
     when = draws.randrange(len(whole.context.calls) // 2 + 1)
 
@@ -208,13 +209,13 @@ def test_several_at_once_are_answered_as_each_alone(seed: int, memory: dict[str,
     options = [{**any_options(draws), "most": draws.randint(1, 25)} for _ in prompts]
     plain = [Conversation(ending, n_ctx=80) for _ in prompts]
     for talk, prompt, asked in zip(plain, prompts, options, strict=True):
-        answered(talk, prompt, asked, False, Extras())
+        answered(talk, prompt, asked, False)
     crowd = Conversation(ending, n_ctx=80, n_seq_max=3, n_cells=draws.choice((90, 240)), **memory)
     for number, (prompt, asked) in enumerate(zip(prompts, options, strict=True)):
         drafter = Foreseeing(plain[number].context.cached(), 0.2, draws)
         asked = {key: value for key, value in asked.items() if key != "logprobs"}
-        extras = drafting(prompt, drafter=drafter, times=draws.choice(((), TIMES)))
-        crowd.ask(prompt, request=number, extras=extras if number != 1 else Extras(), **asked)
+        drafts = drafting(prompt, drafter=drafter, times=draws.choice(((), TIMES)))
+        crowd.ask(prompt, request=number, drafting=drafts if number != 1 else None, **asked)
     crowd.context.before_decode = breaking(crowd, draws)
     crowd.run()
     for number, talk in enumerate(plain):
@@ -231,7 +232,7 @@ def test_a_draft_that_comes_true_takes_one_step() -> None:
     answer = "the same, the same, the same again"
     talk = Conversation(scripted({"Hi": answer}))
     drafter = Foreseeing([*tokens_of("Hi" + answer), END], 0, random.Random(0))
-    talk.ask("Hi", extras=drafting("Hi", drafter=drafter))
+    talk.ask("Hi", drafting=drafting("Hi", drafter=drafter))
     talk.run()
     assert talk.text() == answer
     stats = talk.finished().stats
@@ -245,7 +246,7 @@ def test_a_draft_that_comes_true_takes_one_step() -> None:
 
 def test_the_automaton_drafts_what_was_said_before() -> None:
     talk = Conversation(endless)
-    talk.ask("abcdefghijklmnopqrstuvwxyzab", extras=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
+    talk.ask("abcdefghijklmnopqrstuvwxyzab", drafting=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
     talk.run()
     assert talk.text() == "cdefghijklmnopqrstuv"
     assert talk.finished().stats.decode_steps == 3
@@ -253,11 +254,10 @@ def test_the_automaton_drafts_what_was_said_before() -> None:
 
 def test_a_token_tells_what_was_drafted_in_its_place() -> None:
     talk = Conversation(scripted({"ab;ab": "c;abd"}))
-    extras = replace(drafting("ab;ab", 3), logprobs=LogprobStream())
     sampler = SequenceSampler(
         SamplingParams(temperature=0.0), talk.context.vocabulary, tokens_of("ab;ab"), None, remember=9, logprobs=0
     )
-    talk.engine.add(1, tokens_of("ab;ab"), sampler, Limits(), extras)
+    talk.engine.add(Request(1, tokens_of("ab;ab"), sampler, Limits(), drafting=drafting("ab;ab", 3)))
     talk.run()
     tokens = [token for event in talk.events if isinstance(event, TextDelta) for token in event.logprobs]
     drafts = [(token.text, token.draft) for token in tokens]
@@ -274,11 +274,11 @@ def test_a_token_tells_what_was_drafted_in_its_place() -> None:
 
 def test_a_draft_from_the_answer_is_told_from_one_from_the_prompt() -> None:
     talk = Conversation(scripted({"x": "abcd;abcd;"}))
-    talk.engine.add(
+    talk.engine.add(Request(
         1, tokens_of("x"),
         SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens_of("x"), None, remember=20),
-        Limits(), drafting("x", 3),
-    )  # fmt: skip
+        Limits(), drafting=drafting("x", 3),
+    ))  # fmt: skip
     talk.run()
     found = talk.engine.finished(1).drafted.values()
     assert {each.source for each in found} == {"answer"}
@@ -290,7 +290,7 @@ def test_a_retracted_token_takes_its_draft_along() -> None:
     tokens = tokens_of("abc;")
     sampler = SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens, None, remember=9)
     drafter = Foreseeing(tokens_of("abc;ab"), 0, random.Random(0))
-    talk.engine.add(1, tokens, sampler, Limits(ban=("ab",)), drafting("abc;", 3, drafter))
+    talk.engine.add(Request(1, tokens, sampler, Limits(ban=("ab",)), drafting=drafting("abc;", 3, drafter)))
     talk.run()
     answer = talk.engine.finished(1)
     assert talk.finished().stats.retracted_tokens
@@ -300,7 +300,7 @@ def test_a_retracted_token_takes_its_draft_along() -> None:
 
 def test_nothing_is_noted_that_nobody_asks_for() -> None:
     talk = Conversation(endless)
-    talk.ask("abcdefghijklmnopqrstuvwxyzab", extras=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
+    talk.ask("abcdefghijklmnopqrstuvwxyzab", drafting=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
     talk.run()
     assert talk.finished().stats.accepted_tokens
     assert not talk.engine.finished(1).drafted
@@ -308,17 +308,17 @@ def test_nothing_is_noted_that_nobody_asks_for() -> None:
 
 def test_nothing_is_drafted_that_max_tokens_or_the_window_would_cut() -> None:
     talk = Conversation(endless, n_ctx=30)
-    talk.ask("abcdefghijklmnopqrstuvwxyza", extras=drafting("abcdefghijklmnopqrstuvwxyza"))
+    talk.ask("abcdefghijklmnopqrstuvwxyza", drafting=drafting("abcdefghijklmnopqrstuvwxyza"))
     talk.run()
     assert (talk.text(), talk.finished().reason) == ("bcde", "length")
-    talk.ask("abcdefghijklmnopqrstuvwxy", extras=drafting("abcdefghijklmnopqrstuvwxy"), most=2)
+    talk.ask("abcdefghijklmnopqrstuvwxy", drafting=drafting("abcdefghijklmnopqrstuvwxy"), most=2)
     talk.run()
     assert talk.finished().stats.drafted_tokens == 0
 
 
 def test_nothing_is_drafted_where_it_cannot_be_taken_back() -> None:
     talk = Conversation(endless, cuts=False)
-    talk.ask("abcdefghijklmnopqrstuvwxyzab", extras=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
+    talk.ask("abcdefghijklmnopqrstuvwxyzab", drafting=drafting("abcdefghijklmnopqrstuvwxyzab"), most=20)
     talk.run()
     assert {len(call) for call in talk.context.calls[2:]} == {1}
     assert talk.finished().stats.drafted_tokens == 0
@@ -327,7 +327,7 @@ def test_nothing_is_drafted_where_it_cannot_be_taken_back() -> None:
 def test_a_step_with_prefill_has_no_draft() -> None:
     talk = Conversation(endless, n_seq_max=2, n_batch=16, n_ctx=100)
     drafter = Foreseeing([ord("a") + place % 26 for place in range(100)], 0, random.Random(0))
-    talk.ask("ab", extras=drafting("ab", drafter=drafter), most=60, request=1)
+    talk.ask("ab", drafting=drafting("ab", drafter=drafter), most=60, request=1)
     for _ in range(4):
         talk.events += talk.engine.step()
     talk.ask("x" * 40, most=3, request=2)
@@ -362,8 +362,8 @@ def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int 
     constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
     letters: list[int] = []
     for seed in range(count):
-        extras = drafting("x", 3, Foreseeing(tokens_of("xabc"), 0, random.Random(0)))
-        talk.ask("x", replace(sampling, seed=seed), constraint=constraint, extras=extras, most=4)
+        drafts = drafting("x", 3, Foreseeing(tokens_of("xabc"), 0, random.Random(0)))
+        talk.ask("x", replace(sampling, seed=seed), constraint=constraint, drafting=drafts, most=4)
         talk.run()
         assert len(talk.context.calls[-1]) > 1 or len(talk.context.calls[-2]) > 1
         letters.append(talk.context.cached()[3])

@@ -35,7 +35,7 @@ from support.tiny_models import tiny_answers
 from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.jobs import explain
 from llmrun.engine.jobs.explain import Collector, run_explain
 from llmrun.engine.llama.context import LlamaContext
@@ -92,7 +92,7 @@ def answered(path: Path) -> Iterator[Callable[..., LoadedModel]]:
         opened.insert(0, context)
         loaded = LoadedModel(weights, context, load)
         sampler = SequenceSampler(SamplingParams(temperature=0.0), weights.vocabulary, prompt)
-        loaded.engine.add(1, list(prompt), sampler, Limits(ANSWER, ignores_end=True), Extras(adapters=chosen))
+        loaded.engine.add(Sequence(1, list(prompt), sampler, Limits(ANSWER, ignores_end=True), adapters=chosen))
         while loaded.engine.busy:
             loaded.engine.step()
         return loaded
@@ -267,7 +267,7 @@ def test_an_answer_about_an_image_is_refused(
 ) -> None:
     loaded = answered()
     sequence = loaded.engine.finished(1)
-    monkeypatch.setattr(sequence, "extras", replace(sequence.extras, images=object()))  # type: ignore[arg-type]
+    monkeypatch.setattr(sequence, "images", object())
     with pytest.raises(UsageError, match="about an image"):
         looked_at(loaded)
 

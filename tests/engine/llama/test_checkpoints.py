@@ -16,7 +16,7 @@ from support.hybrid_models import CASES, HYBRIDS, write_models
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras, Sequence
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -57,7 +57,7 @@ def ask(
     """The logits of the answer's last token, and how the answer ended."""
     loop, context = talk
     sampler = SequenceSampler(GREEDY, context.vocabulary, prompt)
-    loop.add(request, prompt, sampler, Limits(n_tokens), Extras(moves=moves))
+    loop.add(Sequence(request, prompt, sampler, Limits(n_tokens), moves=moves))
     ended = None
     while loop.busy:
         for event in loop.step():
@@ -161,7 +161,7 @@ def test_two_that_start_together_share_their_prefix(model: LlamaModel) -> None:
     with engine(model, parallel=2) as (loop, context):
         prompts = [[*system, *tokens(seed, 40)] for seed in (6, 7)]
         for request, prompt in enumerate(prompts):
-            loop.add(request, prompt, SequenceSampler(GREEDY, context.vocabulary, prompt), Limits(2))
+            loop.add(Sequence(request, prompt, SequenceSampler(GREEDY, context.vocabulary, prompt), Limits(2)))
         ended = []
         while loop.busy:
             ended += [event for event in loop.step() if isinstance(event, Finished)]
@@ -261,7 +261,7 @@ def test_random_crowds_with_idle_jobs_saves_and_restarts(model: LlamaModel, tmp_
                     number += 1
                     conversation += [END, *rng.choices(range(3, 100), k=rng.randint(1, 90))]
                     sampler = SequenceSampler(GREEDY, context.vocabulary, conversation)
-                    loop.add(number, list(conversation), sampler, Limits(rng.randint(1, 8)))
+                    loop.add(Sequence(number, list(conversation), sampler, Limits(rng.randint(1, 8))))
                     for _ in range(rng.choice([0, 1, 3])):
                         ended += stepped(loop)
                     if rng.random() < 0.2:

@@ -20,7 +20,6 @@ from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.core.sequence import Sequence as Answer
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import DecodeError, Entry, ImageSpan
@@ -88,14 +87,15 @@ class Talk:
         constraint: Any = None,
     ) -> Answer:
         tokens = list(prompt)
-        extras = Extras()
+        drafting = None
         if self.heads is not None:
             drafting = Drafting(self._speculation, NoDrafter(), tokens, self.heads.drafter())
-            extras = Extras(drafting=drafting)
         sampling = sampling or SamplingParams(temperature=0)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint)
         self._number += 1
-        self.engine.add(self._number, tokens, sampler, Limits(n_tokens, (), (ban,) if ban else ()), extras)
+        self.engine.add(
+            Answer(self._number, tokens, sampler, Limits(n_tokens, (), (ban,) if ban else ()), drafting=drafting)
+        )
         return self.engine._waiting[-1]
 
     def run(self, n_steps: int = 10_000) -> None:

@@ -18,7 +18,7 @@ from llmrun import _native
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
-from llmrun.engine.core.sequence import Extras
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -252,12 +252,12 @@ def answers(
     loop = Engine(context)
     sequences = []
     for number, prompt in enumerate(prompts):
-        extras = Extras()
+        drafting = None
         if expected is not None:
             drafter = Foreseeing(expected[number], random.Random(number))
-            extras = Extras(drafting=Drafting(Speculation(MOST), drafter, prompt))
+            drafting = Drafting(Speculation(MOST), drafter, prompt)
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-        loop.add(number, prompt, sampler, Limits(40, (), (ban,) if ban else ()), extras)
+        loop.add(Sequence(number, prompt, sampler, Limits(40, (), (ban,) if ban else ()), drafting=drafting))
         sequences.append(loop._waiting[-1])
     accepted = 0
     while loop.busy:

@@ -22,6 +22,7 @@ from llmrun import _native
 from llmrun.convert.job import convert_folder
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import RunLimit
 from llmrun.engine.llama.context import LlamaContext
@@ -66,7 +67,7 @@ def logits(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, reque
     """Return the logits of the first or a later token after a prompt."""
     loop, context = talk
     sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-    loop.add(request, prompt, sampler, Limits(n_tokens))
+    loop.add(Sequence(request, prompt, sampler, Limits(n_tokens)))
     while loop.busy:
         for event in loop.step():
             assert not isinstance(event, Failed), event
@@ -150,7 +151,7 @@ def test_a_window_decodes_in_native_runs(model: LlamaModel) -> None:
     def answer(limit: RunLimit | None) -> tuple[str, int]:
         with engine(model) as (loop, context):
             sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-            loop.add(1, prompt, sampler, Limits(120))
+            loop.add(Sequence(1, prompt, sampler, Limits(120)))
             n_steps, events = 0, []
             while loop.busy:
                 events += loop.step(limit)

@@ -8,7 +8,6 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import favouring, scripted, tokens_of
 
-from llmrun.engine.core.sequence import Extras
 from llmrun.engine.prompt.template import ChatTemplate
 from llmrun.engine.prompt.thinking import (
     HARMONY,
@@ -120,7 +119,7 @@ def test_it_may_end_with_words_of_it() -> None:
 
 def think(answer: str, most: int, *, inside: bool = False) -> str:
     talk = Conversation(scripted({"Hi": answer}), n_ctx=200)
-    text, _ = talk.answer("Hi", extras=Extras(thinking=ThinkingBudget(TAGS, inside, most)), most=60)
+    text, _ = talk.answer("Hi", thinking=ThinkingBudget(TAGS, inside, most), most=60)
     return text
 
 
@@ -154,7 +153,7 @@ def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
         return logits
 
     talk = Conversation(model, n_ctx=200)
-    text, _ = talk.answer("Hi", extras=Extras(thinking=ThinkingBudget(TAGS, False, 10)), most=30, ban=("k>c",))
+    text, _ = talk.answer("Hi", thinking=ThinkingBudget(TAGS, False, 10), most=30, ban=("k>c",))
     assert text == "<think>ab</thinxx\n</think>\n\nxx"
 
 
