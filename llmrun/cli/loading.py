@@ -31,7 +31,6 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.model.chat_model import ChatModel
-    from llmrun.models.pull import Updated
     from llmrun.protocol.messages import AnswerRequest
 
 _UNASKED_BYTES = 10**9  # a download that is larger wants a yes
@@ -172,12 +171,3 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     with download_progress(output, spec.name) as on_progress:
         choose = chooser(settings, on_progress.note)
         return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, choose=choose)
-
-
-def refresh(output: Output, spec: ModelSpec, settings: Settings) -> Updated:
-    """Download the newer file of a model on this disk, if there is one."""
-    from llmrun.models.pull import update
-    from llmrun.ui.terminal.activity import download_progress
-
-    with download_progress(output, spec.name) as on_progress:
-        return update(spec, settings, on_progress, on_progress.note)
