@@ -26,7 +26,7 @@ from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.media import Modality
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner import client
-from llmrun.ui.answer.view import answer_view
+from llmrun.ui.answer.view import DisplayOptions, answer_view
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -112,7 +112,8 @@ def open_model(
     engine = model.new_engine() if another or model.needs_own_engine else client.prestarted()
     with using(path), using(draft.path) if draft is not None else nullcontext():
         try:
-            with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
+            # What shows answers is loaded beside the model.
+            with answer_view(output, DisplayOptions(stats=True)) as view:
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
                 remember_model(name if spec.path is None else str(spec.path))

@@ -252,7 +252,10 @@ TABLES: dict[str, Callable[[Output], None]] = {
     "list --all": lambda output: show_catalogue(
         output,
         [
-            known("mistral-small3.2-24b", "24B", 14_300_000_000, licence="", fits=False, memory_bytes=10**9, decode_rate=4.5),
+            known(
+                "mistral-small3.2-24b", "24B", 14_300_000_000, licence="", fits=False, memory_bytes=10**9,
+                decode_rate=4.5,
+            ),
             known("qwen3-30b", "30B, 3B active", 639_000, licence="", installed=False),
         ],
     ),
