@@ -5,9 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import UsageError, require_within
 from llmrun.model.chat_model import ChatModel, seeds_for, with_seeds
@@ -18,7 +17,7 @@ from llmrun.protocol.messages import AnswerRequest, Event, Finished, MediaAccept
 from llmrun.protocol.sizes import readable_size
 from llmrun.reply import Reply
 from llmrun.ui.answer.meter import summary_of_all
-from llmrun.ui.answer.view import answer_view
+from llmrun.ui.answer.view import DisplayOptions, answer_view
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
@@ -26,18 +25,6 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.chat.attachments import Attachments
     from llmrun.chat.tools.toolbox import Toolbox
-
-
-@dataclass(frozen=True, slots=True)
-class DisplayOptions:
-    """The display of answers."""
-
-    stats: bool | None = None  # figures during and after the answer; None: a few, if stdout and stderr are a terminal
-    markdown: bool = True  # on a terminal that can show it
-    think: Literal["on", "hide", "fold"] = "fold"  # display of the reasoning
-    end_line: bool = False  # end an answer with a newline in a pipe too
-    tints: bool = False  # colour drafted tokens
-    shades: bool = False  # colour all tokens by their probability
 
 
 @contextmanager
@@ -66,18 +53,7 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
     if output.json:
         return _to_the_end(events, output.event_json)
     accepted: list[MediaAccepted] = []  # noted afterwards: a line would break into the live one
-    with answer_view(
-        output,
-        n_ctx=model.n_ctx,
-        stats=is_on_terminal(output) if shown_as.stats is None else shown_as.stats,
-        markdown=shown_as.markdown,
-        think=shown_as.think,
-        end_line=shown_as.end_line,
-        short=shown_as.stats is None,
-        times=model.step_times,
-        tints=shown_as.tints,
-        shades=shown_as.shades,
-    ) as view:
+    with answer_view(output, shown_as, n_ctx=model.n_ctx, times=model.step_times) as view:
         model.on_wait = view.tick
         for event in events:
             view.show(event)
@@ -96,13 +72,9 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
 def show_again(output: Output, text: str, shown_as: DisplayOptions) -> None:
     """Show an earlier answer, without its reasoning."""
     events = (Started(1, 0, 0, 0), TextDelta(1, text, 0), Finished(1, "stop", Stats()))
-    with answer_view(output, stats=False, markdown=shown_as.markdown, end_line=shown_as.end_line) as view:
+    plain = DisplayOptions(stats=False, markdown=shown_as.markdown, end_line=shown_as.end_line)
+    with answer_view(output, plain) as view:
         _to_the_end(events, view.show)
-
-
-def is_on_terminal(output: Output) -> bool:
-    """Return whether the user sees both stdout and stderr."""
-    return output.stdout_is_terminal and output.stderr_is_terminal
 
 
 def collecting(events: Iterable[Event], deltas: list[TextDelta]) -> Iterator[Event]:
@@ -153,25 +125,16 @@ def stream(
     """Show answers with these seeds; return their ends."""
     from llmrun.ui.answer.columns import n_answers_view  # most prompts have one answer
 
-    stats = is_on_terminal(output) if shown_as.stats is None else shown_as.stats
     together = model.parallel > 1
     finished: list[Finished] = []
-    with n_answers_view(
-        output,
-        seeds,
-        together=together,
-        stats=stats,
-        markdown=shown_as.markdown,
-        think=shown_as.think,
-        short=shown_as.stats is None,
-    ) as view:
+    with n_answers_view(output, seeds, shown_as, together=together) as view:
         model.on_wait = view.tick
         for event in events:
             view.show(event)
             if isinstance(event, Finished):
                 finished.append(event)
-    if stats and together:
-        output.note(summary_of_all(finished, short=shown_as.stats is None))
+    if together and shown_as.has_stats(output):
+        output.note(summary_of_all(finished, short=shown_as.is_short))
     return finished
 
 

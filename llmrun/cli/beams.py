@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.answering import DisplayOptions, cancelling, show_again
+from llmrun.cli.answering import cancelling, show_again
 from llmrun.cli.completion import complete_words
 from llmrun.cli.options import LoadingOptions
 from llmrun.errors import CancelledError, CutOffError, UsageError
@@ -17,6 +17,7 @@ from llmrun.planning.memory import kv_bytes
 from llmrun.protocol.jobs.beams import EARLY_STOPPING, BeamSettings, BeamsFound, SearchBeams, TreeNode
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import PARAMETERS
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.output import Output
 
 _PANEL = "Beam search"

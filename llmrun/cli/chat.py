@@ -19,7 +19,7 @@ from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.truncation import POLICIES, DoesNotFit, Policy
-from llmrun.cli.answering import DisplayOptions, on_ctrl_c
+from llmrun.cli.answering import on_ctrl_c
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.docs import DocsOptions, documents, open_documents
@@ -45,6 +45,7 @@ from llmrun.errors import ResourceError, UsageError
 from llmrun.model.loading import A_CHAT
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
 

@@ -40,12 +40,10 @@ COMMANDS = {
     "list": CommandEntry(
         MODELS, "models", "list_models", "List the models on this disk, including those of Ollama and LM Studio."
     ),
-    "search": CommandEntry(
-        MODELS, "models", "search", "Search for models by name, in the built-in list and on the hub."
-    ),
+    "search": CommandEntry(MODELS, "hub", "search", "Search for models by name, in the built-in list and on the hub."),
     "show": CommandEntry(MODELS, "show", "show", "Show the metadata of a model, downloaded or not."),
     "plan": CommandEntry(MODELS, "plan", "plan", "Predict memory and speed of each quant of a model on this machine."),
-    "pull": CommandEntry(MODELS, "models", "pull", "Download a model, update it, or resume an interrupted download."),
+    "pull": CommandEntry(MODELS, "hub", "pull", "Download a model, update it, or resume an interrupted download."),
     "import": CommandEntry(MODELS, "models", "import_file", "Add a model file to the cache under a name."),
     "verify": CommandEntry(MODELS, "models", "verify", "Verify the checksums of downloaded models."),
     "rm": CommandEntry(MODELS, "models", "remove", "Delete models from this disk."),

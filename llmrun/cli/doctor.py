@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,12 +16,12 @@ from llmrun.models.store.store import Store
 from llmrun.planning.hardware import probe_details, this_machine
 from llmrun.protocol.llama_folder import INSTALLED, is_bundled
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import show_findings
+from llmrun.ui.terminal.tables import Column, show_table
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Install without asking.")]
 
 if TYPE_CHECKING:
-    from llmrun.doctor.doctor import TrialResult
+    from llmrun.doctor.doctor import Finding, TrialResult
 
 
 def doctor(
@@ -54,6 +55,16 @@ def doctor(
     status = next((finding.exit_status for finding in findings if finding.exit_status), 0)
     if status:
         raise typer.Exit(status)
+
+
+def show_findings(output: Output, findings: Sequence[Finding]) -> None:
+    """Print the findings of doctor, each with its fix below."""
+    rows: list[tuple[str, str, str]] = []
+    for finding in findings:
+        rows.append((finding.status, finding.topic, finding.text))
+        if finding.fix:
+            rows.append(("", "", f"try: {finding.fix}"))
+    show_table(output, (Column(""), Column("", style="bold"), Column("")), rows)
 
 
 def _install_gpu(output: Output, *, yes: bool) -> None:

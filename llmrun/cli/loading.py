@@ -26,12 +26,11 @@ from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.media import Modality
 from llmrun.protocol.sizes import readable_size
 from llmrun.runner import client
-from llmrun.ui.answer.view import answer_view
+from llmrun.ui.answer.view import DisplayOptions, answer_view
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.model.chat_model import ChatModel
-    from llmrun.models.pull import Updated
     from llmrun.protocol.messages import AnswerRequest
 
 _UNASKED_BYTES = 10**9  # a download that is larger wants a yes
@@ -113,7 +112,8 @@ def open_model(
     engine = model.new_engine() if another or model.needs_own_engine else client.prestarted()
     with using(path), using(draft.path) if draft is not None else nullcontext():
         try:
-            with answer_view(output, markdown=True) as view:  # what shows answers is loaded beside the model
+            # What shows answers is loaded beside the model.
+            with answer_view(output, DisplayOptions(stats=True)) as view:
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
                 remember_model(name if spec.path is None else str(spec.path))
@@ -172,12 +172,3 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
     with download_progress(output, spec.name) as on_progress:
         choose = chooser(settings, on_progress.note)
         return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, choose=choose)
-
-
-def refresh(output: Output, spec: ModelSpec, settings: Settings) -> Updated:
-    """Download the newer file of a model on this disk, if there is one."""
-    from llmrun.models.pull import update
-    from llmrun.ui.terminal.activity import download_progress
-
-    with download_progress(output, spec.name) as on_progress:
-        return update(spec, settings, on_progress, on_progress.note)

@@ -1,4 +1,4 @@
-"""`llmrun list`, `search`, `pull`, `import`, `verify`, `rm` and `gc`: models on this disk and on the hub."""
+"""`llmrun list`, `import`, `verify`, `rm` and `gc`: models on this disk."""
 
 from __future__ import annotations
 
@@ -13,110 +13,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.cli.completion import complete_installed
-from llmrun.cli.options import JsonOption, ModelArgument, RemovalYesOption
+from llmrun.cli.options import JsonOption, RemovalYesOption
 from llmrun.config import Settings, load_settings
 from llmrun.errors import (
     IntegrityError,
     LlmrunError,
     ModelNotFoundError,
-    NetworkError,
     UsageError,
     did_you_mean,
-    require_within,
 )
 from llmrun.gguf.header import DRAFT_KINDS
+from llmrun.gguf.pooling import command_for
 from llmrun.gguf.reader import read_header
-from llmrun.models.location import locate
-from llmrun.models.registry import CatalogueEntry, ModelSpec, load_catalogue, resolve
+from llmrun.models.fingerprint import VerificationResult
+from llmrun.models.fingerprint import verify as verify_file
+from llmrun.models.registry import CatalogueEntry, load_catalogue, resolve
 from llmrun.models.store.installed import Installed
+from llmrun.models.store.other_programs import PROGRAMS
+from llmrun.models.store.removal import Removal, collect, discard, plan_removal
+from llmrun.models.store.removal import remove as remove_files
 from llmrun.models.store.store import Store, all_models
 from llmrun.models.store.use import holders, last_used, removing
+from llmrun.planning.hardware import Hardware, probe, this_machine
 from llmrun.protocol.sizes import readable_size
+from llmrun.server.registry import running_servers
 from llmrun.system import user_path
 from llmrun.ui.terminal.activity import download_progress
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import (
-    AT_LEAST,
-    CatalogueRow,
-    FileRow,
-    InstalledRow,
-    MatchRow,
-    show_catalogue,
-    show_files,
-    show_installed,
-    show_matches,
-)
+from llmrun.ui.views.models import AT_LEAST, show_catalogue, show_installed, show_leftovers, show_verified
 
 if TYPE_CHECKING:
-    from llmrun.models.store.removal import Removal
     from llmrun.planning.catalogue import ModelEstimate
-    from llmrun.planning.hardware import Hardware
-
-_MOST_MATCHES = 1000
-
-
-def pull(
-    model: ModelArgument,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be downloaded; download nothing.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Download a model, update it, or resume an interrupted download."""
-    from llmrun.cli.loading import fetch, refresh
-
-    output = Output(json=json)
-    settings = load_settings()
-    located = locate(model, settings)
-    if located.spec.path is not None:
-        read_header(located.spec.path)  # refuses a file that is no model
-    if dry_run:
-        _show_download_size(output, located.spec, settings)
-        return
-    if located.path is None:
-        state, path = "downloaded", fetch(output, located.spec, settings, yes=True)
-    else:
-        state, path = refresh(output, located.spec, settings), located.path
-        if state == "updated":
-            path = locate(model, settings).path or path
-    if json:
-        output.result_json({"model": model, "state": state, "path": str(path)})
-    else:
-        told = {"unchanged": ", and the hub has no newer file", "updated": "; `llmrun gc` removes the older file"}
-        output.note(f"{model} is at {path}{told.get(state, '')}")
-
-
-def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> None:
-    """Print the download size of a model.
-
-    Raises:
-        UsageError: the model has no repository.
-        LlmrunError: as the download would.
-    """
-    from llmrun.models import hub
-    from llmrun.models.pull import find_offer
-    from llmrun.planning.estimate import chooser
-
-    if spec.repository is None:
-        raise UsageError(f"{spec.name} has no repository, so its download is unknown")
-    offer = find_offer(spec, settings, output.note, choose=chooser(settings, output.note))
-    facts = {
-        "model": spec.name,
-        "repository": spec.repository,
-        "commit": offer.commit,
-        "quant": hub.quant_of(offer.parts),
-        "files": [part.name for part in offer.parts],
-        "n_bytes": hub.n_bytes(offer.parts),
-        "missing_bytes": offer.missing,
-    }
-    if output.json:
-        output.result_json(facts)
-    else:
-        size = readable_size(hub.n_bytes(offer.parts))
-        missing = f"{readable_size(offer.missing)} to download" if offer.missing else "all of it is here"
-        output.text(f"{offer.parts[0].name}, {size}: {missing}")
 
 
 def list_models(
@@ -130,7 +59,7 @@ def list_models(
     settings = load_settings()
     installed = all_models(settings)
     if every:
-        _show_catalogue(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
+        show_entries(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
         return
     if quiet and not json:
         for model in installed:
@@ -142,9 +71,8 @@ def list_models(
         output.result_json([as_plain(model) | {"draft_kind": stated[model.path][1]} for model in installed])
     elif installed:
         now = time.time()
-        ages = {model: now - used for model in installed if (used := last_used(model.path))}
-        rows = [InstalledRow(m.name, m.size, m.quant, ages.get(m), m.place) for m in installed]
-        show_installed(output, rows)
+        ages = {model.path: now - used for model in installed if (used := last_used(model.path))}
+        show_installed(output, installed, ages)
         for model in installed:
             if kind := stated[model.path][1]:
                 output.note(f"{model.name} is {DRAFT_KINDS[kind]}, not a model: llmrun show {model.name}")
@@ -162,38 +90,6 @@ def _stated(path: Path) -> tuple[str, str]:
     return header.quant, header.draft_kind
 
 
-def search(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words in the name of the repository.")],
-    limit: Annotated[int, typer.Option("--limit", help="Maximum number of repositories to show.")] = 20,
-    json: JsonOption = False,
-) -> None:
-    """Search for models by name, in the built-in list and on the hub."""
-    from llmrun.models import hub
-
-    require_within("--limit", limit, (1, _MOST_MATCHES))
-    output = Output(json=json)
-    settings = load_settings()
-    words = " ".join(words).split()
-    known = [entry for entry in load_catalogue().entries.values() if entry.matches(words)]
-    if known and not json:
-        _show_catalogue(output, known, settings)
-    try:
-        matches = hub.search(words, settings, limit, output.note)
-    except NetworkError:
-        if json:
-            output.result_json({"catalogue": _plain_entries(known, settings), "hub": None})
-        raise
-    if json:
-        plain = [asdict(match) for match in matches]
-        output.result_json({"catalogue": _plain_entries(known, settings), "hub": plain})
-    elif matches:
-        if known:
-            output.text("")
-        show_matches(output, [MatchRow(m.repository, m.downloads, m.likes, m.updated, m.gated) for m in matches])
-    else:
-        output.note(f"The hub has no GGUF repository with {' '.join(words)!r} in its name.")
-
-
 def as_plain(model: Installed) -> dict[str, Any]:
     """Return a model on this disk as JSON data. Times are ISO 8601, `used` None before the first use; sizes bytes."""
     times = {
@@ -203,7 +99,7 @@ def as_plain(model: Installed) -> dict[str, Any]:
     return {**asdict(model), "path": str(model.path), **times}
 
 
-def _show_catalogue(
+def show_entries(
     output: Output,
     entries: list[CatalogueEntry],
     settings: Settings,
@@ -219,18 +115,18 @@ def _show_catalogue(
         for name in (*(model.name for model in others), *aliases):
             output.text(clean(name))
         return
-    plain = _plain_entries(entries, settings, others)
+    plain = plain_entries(entries, settings, others)
     if output.json:
         output.result_json(plain)
     else:
-        show_catalogue(output, [CatalogueRow(**facts) for facts in plain])
+        show_catalogue(output, plain)
         if any(facts["decode_rate"] and facts["is_lower_bound"] for facts in plain):
             output.note(f"{AT_LEAST}; llmrun plan measures again")
         if not any(facts["decode_rate"] for facts in plain):
             output.note("llmrun plan measures the speed of this machine, for predictions")
 
 
-def _plain_entries(
+def plain_entries(
     entries: list[CatalogueEntry], settings: Settings, others: Sequence[Installed] = ()
 ) -> list[dict[str, Any]]:
     """Return the built-in list as JSON data, after other models on this disk."""
@@ -271,8 +167,6 @@ def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
 
 def _hardware() -> Hardware:
     """Return this machine, without its GPUs if llama.cpp can't be loaded."""
-    from llmrun.planning.hardware import probe, this_machine
-
     try:
         return this_machine()
     except LlmrunError:
@@ -287,9 +181,6 @@ NamesArgument = Annotated[
 
 def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOption = False) -> None:
     """Delete models from this disk."""
-    from llmrun.models.store.removal import plan_removal
-    from llmrun.models.store.removal import remove as do_remove
-
     output = Output(json=json)
     settings = load_settings()
     store = Store(settings)
@@ -308,7 +199,7 @@ def remove(models: NamesArgument, yes: RemovalYesOption = False, json: JsonOptio
     if not _ask(output, question, yes=yes, command=shlex.join(["llmrun", "rm", "-y", *models])):
         return
     for removal in removals:
-        do_remove(removal)
+        remove_files(removal)
     if json:
         output.result_json(
             [{"name": r.model.name, "path": str(r.model.path), "freed_bytes": r.freed} for r in removals]
@@ -327,8 +218,6 @@ def collect_garbage(
 
     These are partial downloads, unreferenced blobs, old revisions and locks. Lists them and asks first.
     """
-    from llmrun.models.store.removal import collect, discard
-
     output = Output(json=json)
     store = Store(load_settings())
     leftovers = collect(store, include_recent=include_recent)
@@ -336,12 +225,8 @@ def collect_garbage(
     if json:
         plain = [{"path": str(one.path), "n_bytes": one.n_bytes, "why": one.why, "keep": one.keep} for one in leftovers]
     else:
-        rows = [
-            FileRow(_inside(one.path, store.root), one.n_bytes, "keep" if one.keep else "remove", _reasons(one))
-            for one in leftovers
-        ]
-        if rows:
-            show_files(output, rows, ("PATH", "SIZE", "", "WHY"))
+        if leftovers:
+            show_leftovers(output, leftovers, store.root)
         total = readable_size(sum(leftover.n_bytes for leftover in going))
         if going:
             output.note(f"{counted(len(going), 'file')} of no use in {store.root}, {total}.")
@@ -371,8 +256,7 @@ def import_file(
 
     Every command then finds the model by this name.
     """
-    from llmrun.gguf.pooling import command_for
-    from llmrun.models.store.importing import import_model
+    from llmrun.models.store.importing import import_model  # slow: other commands do without
 
     if move and link:
         raise UsageError("--move and --link can't be used together", hint="give one of them, or none to copy")
@@ -399,8 +283,6 @@ def verify(
     json: JsonOption = False,
 ) -> None:
     """Verify the checksums of downloaded models."""
-    from llmrun.models.fingerprint import VerificationResult, verify
-
     output = Output(json=json)
     settings = load_settings()
     named = [installed_model(name, settings) for name in models] if models else all_models(settings)
@@ -414,12 +296,11 @@ def verify(
                 done += n_bytes
                 on_progress(done, total)
 
-            results = [verify(model, count) for model in named]
+            results = [verify_file(model, count) for model in named]
     if json:
         output.result_json([{**as_plain(r.model), "state": r.state, "text": r.text} for r in results])
     elif results:
-        rows = [FileRow(result.model.name, result.model.size, result.state, result.text) for result in results]
-        show_files(output, rows, ("NAME", "SIZE", "STATE", "WHY"))
+        show_verified(output, results)
     else:
         output.note("No models on this disk yet.")
     _refuse_damaged([result.model for result in results if result.state == "damaged"])
@@ -471,8 +352,6 @@ def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
 
 def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> UsageError:
     """Describe the processes that have a model loaded, and how to end them."""
-    from llmrun.server.registry import running_servers
-
     servers = {server.pid: server for server in running_servers(settings.state_dir)}
     found = holders(removal.blobs)
     if not found:
@@ -515,15 +394,5 @@ def _refuse_damaged(damaged: list[Installed]) -> None:
 
 def _as_path(text: str) -> str:
     """Return a file name that can't be mistaken for an alias or a repository."""
-    from llmrun.models.store.other_programs import PROGRAMS
-
     is_name = text.partition("/")[0].lower() in PROGRAMS and not Path(text).exists()
     return text if is_name else str(user_path(text).absolute())
-
-
-def _reasons(leftover: Any) -> str:
-    return f"{leftover.why}; {leftover.keep}" if leftover.keep else leftover.why
-
-
-def _inside(path: Path, root: Path) -> str:
-    return str(path.relative_to(root)) if root in path.parents else str(path)

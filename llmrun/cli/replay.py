@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from llmrun.chat.replay import Recording, differences, place_of, read
-from llmrun.cli.answering import DisplayOptions, cancelling, collecting, show
+from llmrun.cli.answering import cancelling, collecting, show
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
@@ -18,6 +18,7 @@ from llmrun.errors import CancelledError, IntegrityError, UsageError
 from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.protocol.watermark import fingerprint
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.output import Output
 
 

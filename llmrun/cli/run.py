@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from llmrun.cli.answering import (
-    DisplayOptions,
     cancelling,
     check_logprobs,
     collecting,
@@ -45,6 +44,7 @@ from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.storage import decode_text
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.output import Output
 
 _WORTH_SAVING = 64  # tokens that had to be prefilled

@@ -21,10 +21,10 @@ from llmrun.cli.options import JsonOption, OutputFileYesOption, RemovalYesOption
 from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.storage import write_whole
-from llmrun.ui.terminal.format import counted, short
+from llmrun.ui.terminal.format import ago, counted, short
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, ago, show_table
+from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
     from llmrun.chat.store.store import SessionFacts

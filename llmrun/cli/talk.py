@@ -17,13 +17,14 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import MAX_ROUNDS, Question
-from llmrun.cli.answering import DisplayOptions, cancelling, on_ctrl_c, show, show_again, show_attached
+from llmrun.cli.answering import cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.docs import show_found
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.tools import Tools
 from llmrun.errors import CancelledError, LlmrunError, TerminatedError, UsageError, did_you_mean
 from llmrun.model.chat_model import ChatModel
 from llmrun.protocol.messages import Event, Finished
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.output import Output

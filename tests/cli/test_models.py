@@ -175,7 +175,7 @@ def test_models_are_proposed_for_this_machine(
         monkeypatch.setenv(name, value)
     speed = MachineSpeed(3e10, 1e-6, {}, {}, {"Q4_K": Rates(((100.0, 3e10),), 1e11)})
     large = replace(probe(), memory_available=12_000_000_000, gpus=())
-    monkeypatch.setattr("llmrun.planning.hardware.this_machine", lambda: large)
+    monkeypatch.setattr("llmrun.cli.models.this_machine", lambda: large)
     monkeypatch.setattr("llmrun.cli.plan.this_machine", lambda *_: large)
     monkeypatch.setattr("llmrun.cli.plan.speed_of", lambda *_, **__: speed)
     monkeypatch.setattr("llmrun.planning.speed.remembered", lambda *_: speed)

@@ -14,7 +14,7 @@ from llmrun.protocol.messages import Event, Started, TextDelta
 from llmrun.protocol.reasoning import ReasoningSplitter
 from llmrun.ui.answer.page import Page, Think
 from llmrun.ui.answer.reasoning import FOLD_CHARACTERS
-from llmrun.ui.answer.view import AnswerView, answer_view
+from llmrun.ui.answer.view import AnswerView, DisplayOptions, answer_view
 from llmrun.ui.terminal.output import Output
 
 TAGS = ("<think>", "</think>")
@@ -269,7 +269,7 @@ def events(*texts: str) -> list[Event]:
 def test_pipe_gets_the_answer_as_it_is_and_thoughts_only_when_they_are_on(think: Think, expected: str) -> None:
     stdout = io.StringIO()
     output = Output(stdin=io.StringIO(), stdout=stdout, stderr=io.StringIO())
-    with answer_view(output, markdown=True, think=think) as view:
+    with answer_view(output, DisplayOptions(stats=True, think=think)) as view:
         for event in events("<th", "ink>\na", " b</think", ">\n\n**Hel", "lo**\n"):
             view.show(event)
     assert stdout.getvalue() == expected
@@ -278,7 +278,7 @@ def test_pipe_gets_the_answer_as_it_is_and_thoughts_only_when_they_are_on(think:
 def test_dumb_terminal_says_why_nothing_comes() -> None:
     terminal = Terminal()
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})
-    with answer_view(output, markdown=True, stats=False) as view:
+    with answer_view(output, DisplayOptions(stats=False)) as view:
         for event in events("<think>a", "b</think>", "\n\nHello"):
             view.show(event)
     assert terminal.getvalue() == "(thinking ...)\nHello\n"

@@ -10,13 +10,22 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import replace
 from typing import TextIO
 
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit
-from llmrun.ui.answer.page import Page, Think, in_ascii
-from llmrun.ui.answer.view import STATUS_SECONDS, TEXT_SECONDS, LiveView, View, answer_view, can_show, terminal_size
+from llmrun.ui.answer.page import Page, in_ascii
+from llmrun.ui.answer.view import (
+    STATUS_SECONDS,
+    TEXT_SECONDS,
+    DisplayOptions,
+    LiveView,
+    View,
+    answer_view,
+    can_show_lines,
+    terminal_size,
+)
 from llmrun.ui.terminal.cells import DIM, TAB, char_width, cut, paint, width
 from llmrun.ui.terminal.output import Output
 
@@ -252,41 +261,27 @@ class ColumnsView(LiveView):
         self._stream.flush()
 
 
-def n_answers_view(
-    output: Output,
-    seeds: Sequence[int],
-    *,
-    together: bool,
-    stats: bool,
-    markdown: bool,
-    think: Think,
-    short: bool,
-) -> View:
-    """Return the view of several answers for the kind of stdout.
+def n_answers_view(output: Output, seeds: Sequence[int], shown_as: DisplayOptions, *, together: bool) -> View:
+    """Return the view of several answers for the kind of stdout; each ends with a newline, and none is coloured.
 
     Args:
         seeds: of the answers.
         together: the answers are decoded at the same time; else each has its own figures.
-        stats, markdown, think, short: as in answer_view(); each answer ends with a newline.
     """
-    columns, is_terminal = output.columns(), output.stdout_is_terminal
     places, stream, styled = SeedIndex(seeds), output.stdout, output.stdout_has_color
-    if together and output.cursor_moves and fit_beside(len(seeds), columns):
-        unicode = can_show(stream, "•│─·…")
-        looks = partial(Page, time.monotonic, think=think, markdown=markdown, styled=styled, unicode=unicode)
-        pages = [looks() for _ in seeds]
-        return ColumnsView(stream, seeds, places, pages, columns, live=stats, dim=styled, unicode=unicode)
+    shown_as = replace(shown_as, end_line=True, tints=False, shades=False)
+    if together and output.cursor_moves and fit_beside(len(seeds), output.columns()):
+        pages = [shown_as.page(output) for _ in seeds]
+        live, unicode = shown_as.has_stats(output), can_show_lines(output)
+        return ColumnsView(stream, seeds, places, pages, output.columns(), live=live, dim=styled, unicode=unicode)
 
     def head(place: int) -> None:
         text = f"--- answer {place + 1} of {len(seeds)}, seed {seeds[place]} ---"
-        gap = "\n" if place and is_terminal else ""
+        gap = "\n" if place and output.stdout_is_terminal else ""
         output.text(gap + paint(text, DIM if styled else ""))
 
-    def view() -> View:
-        own = stats and not together
-        return answer_view(output, stats=own, markdown=markdown, think=think, end_line=True, short=short)
-
-    return SequentialView(places, len(seeds), head, view)
+    each = replace(shown_as, stats=False) if together else shown_as
+    return SequentialView(places, len(seeds), head, lambda: answer_view(output, each))
 
 
 class SequentialView(View):

@@ -16,6 +16,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TextIO
 
 from llmrun.protocol.loading import LoadProgress
@@ -93,59 +94,68 @@ class LiveView(View):
             self._suspendable.__exit__()
 
 
-def answer_view(
-    output: Output,
-    *,
-    n_ctx: int = 0,
-    stats: bool = True,
-    markdown: bool = False,
-    think: Think = "fold",
-    end_line: bool = False,
-    short: bool = False,
-    times: StepTables = StepTables(),
-    tints: bool = False,
-    shades: bool = False,
-) -> View:
+@dataclass(frozen=True, slots=True)
+class DisplayOptions:
+    """The display of answers."""
+
+    stats: bool | None = None  # figures during and after an answer; None: a few, if stdout and stderr are a terminal
+    markdown: bool = True  # on a terminal that can show it
+    think: Think = "fold"  # display of the reasoning; in a pipe "on" writes all of it with its tags, others none
+    end_line: bool = False  # end an answer with a newline in a pipe too
+    tints: bool = False  # colour drafted tokens, on a terminal that can
+    shades: bool = False  # colour all tokens by their probability
+
+    def has_stats(self, output: Output) -> bool:
+        """Return whether to show figures; without them only the wait for the first token is shown."""
+        return output.stdout_is_terminal and output.stderr_is_terminal if self.stats is None else self.stats
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a summary has only the main figures, and is left out before tool calls."""
+        return self.stats is None
+
+    def page(self, output: Output) -> Page:
+        """Return what renders one answer on a terminal."""
+        return Page(
+            time.monotonic,
+            think=self.think,
+            markdown=self.markdown,
+            styled=output.stdout_has_color,
+            unicode=can_show_lines(output),
+            tints=self.tints,
+            shades=self.shades,
+        )
+
+
+def answer_view(output: Output, shown_as: DisplayOptions, *, n_ctx: int = 0, times: StepTables = StepTables()) -> View:
     """Return the view of an answer for the kind of stdout.
 
     Args:
         n_ctx: context window in tokens, if the model was loaded earlier (Loaded reports it otherwise).
-        stats: show figures, live and at the end; without them only the wait for the first token is shown.
-        markdown: render Markdown, on a terminal that can; elsewhere the text is written as it is.
-        think: display of the reasoning. In a pipe "on" writes the whole text with its tags; other values write the
-            answer alone.
-        end_line: end the answer with a newline off a terminal too.
-        short: summarize only the main figures, and not at all before tool calls.
         times: of decode steps, if known: for the figures of drafts.
-        tints: colour drafted tokens, on a terminal that can.
-        shades: colour all tokens by their probability.
     """
+    stats, short = shown_as.has_stats(output), shown_as.is_short
     summary_to = output.stderr if stats else None
     dim = output.stderr_has_color
     if not output.cursor_moves:
         return PlainView(
             output.stdout,
             summary_to,
-            end_line=end_line or output.stdout_is_terminal,
+            end_line=shown_as.end_line or output.stdout_is_terminal,
             says_thinking=output.stdout_is_terminal,
             dim=dim,
-            thoughts=think == "on",
+            thoughts=shown_as.think == "on",
             short=short,
             times=times,
         )
-    unicode = can_show(output.stdout, "•│─·…")
-    styled = output.stdout_has_color
-    page = Page(
-        time.monotonic, think=think, markdown=markdown, styled=styled, unicode=unicode, tints=tints, shades=shades
-    )
     return AnswerView(
         output.stdout,
         summary_to,
         n_ctx=n_ctx,
         live=stats,
-        dim=dim and styled,
-        page=page,
-        unicode=unicode,
+        dim=dim and output.stdout_has_color,
+        page=shown_as.page(output),
+        unicode=can_show_lines(output),
         short=short,
         times=times,
     )
@@ -438,6 +448,11 @@ def can_show(stream: TextIO, text: str) -> bool:
     except (UnicodeEncodeError, LookupError, AttributeError):
         return False
     return True
+
+
+def can_show_lines(output: Output) -> bool:
+    """Return whether stdout can show the characters of a page that are not ASCII."""
+    return can_show(output.stdout, "•│─·…")
 
 
 def terminal_size(stream: TextIO) -> tuple[int, int]:

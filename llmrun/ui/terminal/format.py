@@ -20,6 +20,15 @@ def seconds(value: float, *, brief: bool = False) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def ago(seconds: float) -> str:
+    """Return a time in the past, e.g. "3 hours ago"."""
+    for unit, length in (("year", 31_557_600), ("month", 2_629_800), ("day", 86_400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
 def milliseconds(value: float) -> str:
     """Return a duration given in seconds, e.g. "7.5 ms"."""
     return f"{value * 1000:,.1f} ms"

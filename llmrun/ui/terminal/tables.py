@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.cells import fitting, shrunk, width, wrapped
-from llmrun.ui.terminal.format import rate
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-
-if TYPE_CHECKING:
-    from llmrun.doctor.doctor import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,168 +29,12 @@ def right(*headings: str) -> list[Column]:
     return [Column(heading, right=True) for heading in headings]
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledRow:
-    """A model on this disk."""
-
-    name: str
-    n_bytes: int  # of its files
-    quant: str
-    age: float | None  # seconds since llmrun last used it; None if it has not
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
-class MatchRow:
-    """A repository of the hub that matches a search."""
-
-    repository: str
-    downloads: int
-    likes: int
-    updated: str  # ISO date or ""
-    gated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FileRow:
-    """A file with a verdict."""
-
-    path: str
-    n_bytes: int
-    verdict: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogueRow:
-    """A curated name."""
-
-    alias: str
-    parameters: str  # in words, e.g. "135M"
-    quant: str  # of the default file
-    n_bytes: int  # of the default file
-    licence: str
-    installed: bool
-    fits: bool | None  # into this machine's memory; None if unknown
-    fits_now: bool | None = None  # into what is free of it
-    memory_bytes: int | None = None  # that it takes
-    decode_rate: float | None = None  # predicted tokens/s
-    is_exact: bool | None = None  # False: memory and speed are from the file's size alone
-    is_lower_bound: bool | None = None  # the speed of a machine that was busy
-    agents: bool = True  # False: warned against for coding agents
-
-
-def show_installed(output: Output, rows: Sequence[InstalledRow]) -> None:
-    """Print the models on this disk."""
-    columns = (
-        Column("NAME", style="bold"),
-        Column("SIZE", right=True),
-        Column("QUANT"),
-        Column("USED"),
-        Column("WHERE", style="dim"),
-    )
-    cells = [
-        (row.name, readable_size(row.n_bytes), row.quant, "-" if row.age is None else ago(row.age), row.place)
-        for row in rows
-    ]
-    show_table(output, columns, cells)
-
-
-def show_matches(output: Output, rows: Sequence[MatchRow]) -> None:
-    """Print the repositories that match a search."""
-    columns = (
-        Column("REPOSITORY", style="bold"),
-        Column("DOWNLOADS", right=True),
-        Column("LIKES", right=True),
-        Column("UPDATED"),
-        Column("ACCESS", style="dim"),
-    )
-    cells = [
-        (row.repository, f"{row.downloads:,}", f"{row.likes:,}", row.updated, "terms to accept" if row.gated else "")
-        for row in rows
-    ]
-    show_table(output, columns, cells)
-
-
-def show_files(output: Output, rows: Sequence[FileRow], headings: tuple[str, str, str, str]) -> None:
-    """Print files, with a verdict on each."""
-    path, n_bytes, verdict, why = headings
-    columns = (Column(path, style="bold"), Column(n_bytes, right=True), Column(verdict), Column(why, style="dim"))
-    show_table(output, columns, [(row.path, readable_size(row.n_bytes), row.verdict, row.why) for row in rows])
-
-
-def ago(seconds: float) -> str:
-    """Return a time in the past, e.g. "3 hours ago"."""
-    for unit, length in (("year", 31_557_600), ("month", 2_629_800), ("day", 86_400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
-
-
-def show_catalogue(output: Output, rows: Sequence[CatalogueRow]) -> None:
-    """Print the curated names; quants, licences and agents where there is room."""
-    columns = [
-        Column("NAME", style="bold"),
-        Column("PARAMETERS", right=True),
-        Column("SIZE", right=True),
-        Column("MEMORY", right=True),
-        Column("DECODE", right=True),
-        Column("HERE", style="green"),
-        Column("QUANT"),
-        Column("LICENCE"),
-        Column("AGENTS", style="yellow"),
-    ]
-    cells = [
-        [
-            row.alias,
-            row.parameters,
-            readable_size(row.n_bytes) if row.n_bytes else "",
-            estimated(readable_size(row.memory_bytes), row.is_exact) if row.memory_bytes else "",
-            estimated(rate(row.decode_rate), row.is_exact, row.is_lower_bound) if row.decode_rate else "",
-            _here(row),
-            row.quant,
-            row.licence,
-            "" if row.agents else "weak",
-        ]
-        for row in rows
-    ]
-    shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
-    show_table(output, columns[:shown], [line[:shown] for line in cells])
-
-
-AT_LEAST = "≥: at least; other programs slowed this machine down when its speed was measured"
-
-
-def estimated(text: str, is_exact: bool | None, is_lower_bound: bool | None = False) -> str:
-    """Return a figure, marked if it is a lower bound, or from the size of a file alone."""
-    return f"≥{text}" if is_lower_bound else f"~{text}" if is_exact is False else text
-
-
-def _here(row: CatalogueRow) -> str:
-    if row.fits is False:
-        return "too large"
-    state = "yes" if row.installed else "fits" if row.fits else ""
-    return f"{state}, not now" if state and row.fits_now is False else state
-
-
 def show_facts(output: Output, facts: Sequence[tuple[str, object]], *, stderr: bool = False) -> None:
     """Print names and values, one pair a line. Whole numbers get thousands separators; stderr as in show_table()."""
     rows = [(name, _value(value)) for name, value in facts]
     show_table(output, (Column("", style="dim"), Column("")), rows, stderr=stderr)
 
 
-def show_findings(output: Output, findings: Sequence[Finding]) -> None:
-    """Print the findings of doctor, each with its fix below."""
-    rows: list[tuple[str, str, str]] = []
-    for finding in findings:
-        rows.append((finding.status, finding.topic, finding.text))
-        if finding.fix:
-            rows.append(("", "", f"try: {finding.fix}"))
-    show_table(output, (Column(""), Column("", style="bold"), Column("")), rows)
-
-
-_WIDE = 110  # cells of a terminal that has room for all facts of the catalogue
 _GAP = 2  # cells between columns
 _MIN_TEXT, _MIN_EXCERPT = 20, 12  # cells
 _MAX_CELL_ROWS = 3

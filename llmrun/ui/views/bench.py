@@ -23,10 +23,10 @@ from llmrun.statistics import Verdict, interval
 from llmrun.ui.html.render import Bar, drawable_bars, render
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.cells import cut, width
-from llmrun.ui.terminal.format import counted, milliseconds, rate, rate_of_bytes, seconds
+from llmrun.ui.terminal.format import ago, counted, milliseconds, rate, rate_of_bytes, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, ago, right, show_record, show_table
+from llmrun.ui.terminal.tables import Column, right, show_record, show_table
 
 if TYPE_CHECKING:
     from llmrun.bench.run import Progress

@@ -13,7 +13,8 @@ from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import AT_LEAST, Column, estimated, right, show_table
+from llmrun.ui.terminal.tables import Column, right, show_table
+from llmrun.ui.views.models import AT_LEAST, estimated
 
 ROUGH = "~: from the size of the file alone; llmrun plan MODEL reads the model's header"
 

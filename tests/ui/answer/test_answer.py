@@ -19,7 +19,7 @@ from support.screens import Terminal, rows_of
 from llmrun.protocol.loading import Loaded, LoadProgress
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress, Rendering, Started, TextDelta
 from llmrun.ui.answer.page import Page
-from llmrun.ui.answer.view import AnswerView, PlainView, answer_view
+from llmrun.ui.answer.view import AnswerView, DisplayOptions, PlainView, answer_view
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
@@ -423,7 +423,7 @@ def events(*texts: str) -> Iterable[Event]:
 
 
 def shown(output: Output, *texts: str, stats: bool = True) -> None:
-    with answer_view(output, stats=stats) as view:
+    with answer_view(output, DisplayOptions(stats=stats, markdown=False)) as view:
         for event in events(*texts):
             view.show(event)
 
@@ -477,7 +477,7 @@ def test_dumb_terminal_gets_text_and_summary_without_any_escape() -> None:
 def test_dumb_terminal_gets_the_short_summary_too() -> None:
     terminal = Terminal(200)
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})
-    with answer_view(output, short=True) as view:
+    with answer_view(output, DisplayOptions()) as view:
         view.show(Finished(1, "stop", STATS))
     assert terminal.getvalue() == "131.2 tokens/s · TTFT 0.21 s · ctx 159/8,192\n"
 
@@ -485,7 +485,7 @@ def test_dumb_terminal_gets_the_short_summary_too() -> None:
 def test_real_terminal_gets_the_live_view() -> None:
     terminal = Terminal()
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "xterm-256color"})
-    assert isinstance(answer_view(output), AnswerView)
+    assert isinstance(answer_view(output, DisplayOptions()), AnswerView)
 
 
 class Encoded(Terminal):
@@ -507,7 +507,7 @@ def test_markdown_is_what_the_terminal_can_show(
     environment: dict[str, str], terminal: Terminal, expected: list[str]
 ) -> None:
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment=environment)
-    with answer_view(output, markdown=True) as view:
+    with answer_view(output, DisplayOptions(stats=True)) as view:
         for event in events("- item with **bo", "ld**\n", "---\n"):
             view.show(event)
     assert terminal.screen.everything()[:2] == expected

@@ -14,7 +14,7 @@ from llmrun.protocol.messages import Event, Finished, Started, Stats, TextDelta
 from llmrun.ui.answer.columns import CellRows, ColumnsView, SeedIndex, SequentialView, fit_beside, n_answers_view
 from llmrun.ui.answer.meter import summary_of_all
 from llmrun.ui.answer.page import Page
-from llmrun.ui.answer.view import PlainView
+from llmrun.ui.answer.view import DisplayOptions, PlainView
 from llmrun.ui.terminal.cells import bare, paint, width
 from llmrun.ui.terminal.output import Output
 
@@ -156,7 +156,7 @@ def test_an_answer_that_ends_before_it_begins_has_its_place_too() -> None:
 def test_in_a_pipe_nothing_but_text_and_heads_is_written() -> None:
     out = io.StringIO()
     output = Output(stdout=out, stderr=io.StringIO(), environment={})
-    with n_answers_view(output, [7], together=True, stats=False, markdown=True, think="fold", short=True) as view:
+    with n_answers_view(output, [7], DisplayOptions(stats=False), together=True) as view:
         for event in (Started(1, 3, 0, 7), TextDelta(1, "**Hi**", 1), Finished(1, "stop", Stats())):
             view.show(event)
     assert out.getvalue() == "--- answer 1 of 1, seed 7 ---\n**Hi**\n"

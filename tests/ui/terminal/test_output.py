@@ -233,7 +233,7 @@ from llmrun.ui.prompt import input as chat
 from llmrun.ui.terminal.activity import download_progress
 from llmrun.ui.terminal import output, tables
 o = output.Output()
-with answer.answer_view(o) as view:
+with answer.answer_view(o, answer.DisplayOptions(stats=True)) as view:
     view.show(TextDelta(1, "é", 1)); view.show(Finished(1, "stop", Stats()))
 tables.show_table(o, [tables.Column("A")], [["é"]])
 with download_progress(o, "x") as on_progress:

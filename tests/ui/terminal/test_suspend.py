@@ -25,7 +25,7 @@ import signal, sys, time
 from pathlib import Path
 from llmrun.protocol.messages import Finished, Rendering, Started, Stats, TextDelta
 from llmrun.ui.answer.columns import n_answers_view
-from llmrun.ui.answer.view import answer_view
+from llmrun.ui.answer.view import DisplayOptions, answer_view
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.keyboard import keyboard
 from llmrun.ui.terminal.output import Output
@@ -55,10 +55,10 @@ if sys.argv[1] == "bar":
             activity.show("decode ...", 0.5)
             time.sleep(0.02)
 else:
-    view = answer_view(output, n_ctx=100)
+    view = answer_view(output, DisplayOptions(stats=True, markdown=False), n_ctx=100)
     if sys.argv[1] == "beside":
         requests = [1, 2]
-        view = n_answers_view(output, seeds, together=True, stats=True, markdown=False, think="fold", short=True)
+        view = n_answers_view(output, seeds, DisplayOptions(markdown=False), together=True)
     with keyboard(output.stdin, echoes=False), view:
         for event in events():
             view.show(event)

