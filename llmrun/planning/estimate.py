@@ -23,7 +23,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, probe_details, this_machine
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
-from llmrun.planning.placement import split_model
+from llmrun.planning.placement import Split, split_model
 from llmrun.planning.plan import (
     CONTEXT_BOUNDS,
     LoadPreferences,
@@ -34,10 +34,9 @@ from llmrun.planning.plan import (
     trained_context,
 )
 from llmrun.planning.predict import (
-    Work,
+    Prediction,
     main_type,
     predict,
-    predict_over_gpus,
     tensor_types,
     work_of,
     work_of_quant,
@@ -168,31 +167,59 @@ def look_ahead(
     hardware: Hardware,
     speed: MachineSpeed | None,
     contexts: Sequence[int],
-    kv_type: str = "f16",
-    draft: Header | None = None,
-    preferences: LoadPreferences | None = None,
+    preferences: LoadPreferences = LoadPreferences(),
+    *,
     gpus: Sequence[MachineSpeed] = (),
+    draft: Header | None = None,
 ) -> QuantEstimate:
     """Estimate memory and speed of one quant.
 
     Args:
         speed: of this machine; None leaves out speeds, as they are over workers.
         contexts: windows in tokens, see contexts_for().
-        draft: header of a draft model, which adds to the memory.
-        preferences: for devices.
+        preferences: for devices and the KV cache.
         gpus: speeds of the GPUs that these choose; () if unknown.
+        draft: header of a draft model, which adds to the memory.
     """
     header = candidate.header
     facts = ResizedHeader.of(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
-    preferences = replace(preferences or LoadPreferences(), kv_type_k=kv_type, kv_type_v=kv_type)
     chosen = _plan(facts, hardware, preferences)
-    is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
-    # Experts beside a GPU, and tensors on several GPUs at once, are not predicted.
-    is_known = not is_on_gpu or bool(gpus and chosen and not chosen.cpu_experts and chosen.split_mode != "tensor")
-    speeds = () if speed is None or not is_known else (speed, *(gpus if is_on_gpu else ()))
-    counts = chosen.gpu_counts if chosen else ()
-    start = _rates(work, hardware, speeds, counts, 0, kv_type)
+
+    rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
+    used = replace(hardware, gpus=preferences.gpus(hardware.gpus))
+    copies = work.copies(repacked_types(hardware.cpu_flags))
+
+    def prediction(placed: Plan | Split | None, depth: int) -> Prediction | None:
+        """Return load time and rates; None without measurements of all devices that hold layers.
+
+        Experts beside a GPU, and tensors on several GPUs at once, are not predicted.
+        """
+        if speed is None:
+            return None
+        if placed is None or not any(placed.gpu_counts):
+            return predict(work, speed, depth=depth, kv_type=preferences.kv_type, copies=copies)
+        if not gpus or placed.cpu_experts or preferences.split_mode == "tensor":
+            return None
+        return predict(work, speed, gpus, placed.gpu_counts, depth=depth, kv_type=preferences.kv_type, copies=copies)
+
+    def with_context(n_ctx: int) -> ContextEstimate:
+        needs = memory(facts, n_ctx, kv_type=preferences.kv_type, start=n_ctx, rollback=rollback, heads=heads)
+        split = split_model(facts, needs, n_ctx, used, preferences)
+        at_end, free = prediction(split, n_ctx), hardware.memory_available
+        return ContextEstimate(
+            n_ctx=n_ctx,
+            kv_bytes=needs.kv,
+            needed_bytes=needs.needed,
+            ram_bytes=split.ram,
+            vram_bytes=split.vram,
+            gpu_layers=split.gpu_layers if split.vram else 0,
+            cpu_experts=len(split.cpu_experts),
+            fits=not hardware.memory_total or split.ram <= free - margin(free),
+            decode_rate=at_end.decode_rate if at_end else None,
+        )
+
+    start = prediction(chosen, 0)
     verdict: Verdict = "too big"
     if chosen:
         verdict = "fits" if chosen.n_ctx >= trained_context(header) else "fits with less context"
@@ -201,12 +228,10 @@ def look_ahead(
         name=candidate.name,
         n_bytes=candidate.n_bytes,
         weight_bytes=candidate.weight_bytes,
-        load_seconds=start[0],
-        prefill_rate=start[1],
-        decode_rate=start[2],
-        contexts=tuple(
-            _context_estimate(n_ctx, facts, work, hardware, speeds, preferences, chosen) for n_ctx in contexts
-        ),
+        load_seconds=start.load_seconds if start else None,
+        prefill_rate=start.prefill_rate if start else None,
+        decode_rate=start.decode_rate if start else None,
+        contexts=tuple(map(with_context, contexts)),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
         notes=(
@@ -232,48 +257,6 @@ def _plan(facts: Header, hardware: Hardware, preferences: LoadPreferences) -> Pl
         return make_plan(facts, hardware, preferences)
     except OutOfMemoryError:
         return None
-
-
-def _context_estimate(
-    n_ctx: int,
-    facts: Header,
-    work: Work,
-    hardware: Hardware,
-    speeds: Sequence[MachineSpeed],
-    preferences: LoadPreferences,
-    chosen: Plan | None,
-) -> ContextEstimate:
-    kv_type = preferences.kv_type
-    hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
-    needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx, rollback=rollback, heads=heads)
-    split = split_model(facts, needs, n_ctx, hardware, preferences)
-    free = hardware.memory_available
-    return ContextEstimate(
-        n_ctx=n_ctx,
-        kv_bytes=needs.kv,
-        needed_bytes=needs.needed,
-        ram_bytes=split.ram,
-        vram_bytes=split.vram,
-        gpu_layers=split.gpu_layers if split.vram else 0,
-        cpu_experts=len(split.cpu_experts),
-        fits=not hardware.memory_total or split.ram <= free - margin(free),
-        decode_rate=_rates(work, hardware, speeds, split.gpu_counts, n_ctx, kv_type)[2],
-    )
-
-
-def _rates(
-    work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], counts: Sequence[int], depth: int, kv_type: str
-) -> tuple[float | None, float | None, float | None]:
-    """Return load seconds, prefill rate and decode rate."""
-    if not speeds:
-        return None, None, None
-    copies = work.copies(repacked_types(hardware.cpu_flags))
-    if any(counts):
-        prediction = predict_over_gpus(work, speeds, counts, depth=depth, kv_type=kv_type, copies=copies)
-    else:
-        prediction = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
-    return prediction.load_seconds, prediction.prefill_rate, prediction.decode_rate
 
 
 def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> float | None:

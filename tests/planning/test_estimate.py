@@ -102,7 +102,7 @@ def test_prediction_heads_are_named_with_their_memory(tmp_path: Path) -> None:
     header = read_header(write_mtp_model(tmp_path / "heads.gguf", "qwen35", 1.0))
     own = local_candidate(header.path, header)
     with_heads = look_ahead(own, machine(), None, (1024,))
-    without = look_ahead(own, machine(), None, (1024,), preferences=LoadPreferences(draft_heads=False))
+    without = look_ahead(own, machine(), None, (1024,), LoadPreferences(draft_heads=False))
     added = make_plan(header, machine(), LoadPreferences(n_ctx=1024)).draft_bytes
     assert with_heads.contexts[0].needed_bytes - without.contexts[0].needed_bytes == added > header.head_bytes
     assert with_heads.notes[-1].startswith("its prediction heads (MTP) draft, for ")
@@ -115,8 +115,9 @@ def test_too_big(header: Header) -> None:
 
 
 def test_smaller_kv_type_takes_less(header: Header) -> None:
+    preferences = LoadPreferences(kv_type_k="q8_0", kv_type_v="q8_0")
     plain = look_ahead(candidate(header, GIB), machine(), None, (4096,)).contexts[0]
-    small = look_ahead(candidate(header, GIB), machine(), None, (4096,), "q8_0").contexts[0]
+    small = look_ahead(candidate(header, GIB), machine(), None, (4096,), preferences).contexts[0]
     assert small.kv_bytes == plain.kv_bytes * 34 // 64
 
 
@@ -148,7 +149,7 @@ def test_a_gpu_that_was_measured_is_predicted_with_its_share_of_the_layers(heade
     def row(free: int, gpus: tuple[MachineSpeed, ...] = (fast,), **preferred: Any) -> QuantEstimate:
         there = machine(gpus=(Gpu("CUDA0", "card", 24 * GIB, free),) if free else ())
         chosen = LoadPreferences(**preferred)
-        return look_ahead(candidate(header, 5 * GIB), there, SPEED, (4096,), preferences=chosen, gpus=gpus)
+        return look_ahead(candidate(header, 5 * GIB), there, SPEED, (4096,), chosen, gpus=gpus)
 
     whole, part, none = row(23 * GIB), row(23 * GIB, gpu_layers=1), row(0, ())
     rates = [each.decode_rate or 0 for each in (none, part, whole)]
@@ -157,6 +158,14 @@ def test_a_gpu_that_was_measured_is_predicted_with_its_share_of_the_layers(heade
     assert 0 < prefills[0] <= prefills[1] < prefills[2]  # the last layer is the output, which prompts need once
     assert (whole.contexts[0].decode_rate or 0) > 0
     assert row(23 * GIB, split_mode="tensor").decode_rate is None
+
+
+def test_a_window_that_leaves_layers_to_a_gpu_has_no_speed_without_that_gpus(header: Header) -> None:
+    small = machine(64 * GIB, gpus=(Gpu("CUDA0", "card", 24 * GIB, 43 * GIB // 8),))
+    row = look_ahead(candidate(header, 5 * GIB), small, SPEED, (4096, 131_072))
+    short, long = row.contexts
+    assert short.gpu_layers > 0 == long.gpu_layers
+    assert (short.decode_rate, long.decode_rate is not None) == (None, True)
 
 
 def test_unknown_memory_refuses_nothing(header: Header) -> None:
