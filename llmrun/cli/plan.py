@@ -35,7 +35,7 @@ from llmrun.planning.estimate import (
     remote_candidates,
     types_of,
 )
-from llmrun.planning.hardware import probe, probe_details, this_machine
+from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.pairs import DraftFile, read_draft
 from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import main_type
@@ -248,7 +248,6 @@ def _speed(output: Output, hardware: Hardware, types: Collection[str], settings:
                 hardware,
                 types,
                 settings.state_dir,
-                cache=probe_details().last_cache,
                 on_progress=lambda share: activity.show(words, share, begins=not share),
             )
         except LlmrunError as error:

@@ -20,7 +20,7 @@ from llmrun.models.download.remote import read_remote_header
 from llmrun.models.download.transfer import OnNote, ignore_note
 from llmrun.models.hub import login_hint, token
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.hardware import Hardware, probe_details, this_machine
+from llmrun.planning.hardware import Hardware, this_machine
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
 from llmrun.planning.placement import Split, split_model
@@ -270,7 +270,7 @@ def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> flo
         hardware = this_machine()
         speed = remembered(hardware, folder)
         if speed is None and measures:
-            speed = speed_of(hardware, types_of([candidate]), folder, cache=probe_details().last_cache)
+            speed = speed_of(hardware, types_of([candidate]), folder)
     except LlmrunError:
         return None
     row = look_ahead(candidate, hardware.when_quiet, speed, (depth,) if depth else ())
