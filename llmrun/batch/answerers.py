@@ -22,8 +22,8 @@ from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
 from llmrun.models.download.transfer import RetryPolicy
 from llmrun.planning.hardware import this_machine
-from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import speed_of
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.answer import ResponseAccumulator

@@ -37,8 +37,8 @@ from llmrun.planning.estimate import (
 )
 from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.pairs import DraftFile, read_draft
-from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import main_type
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import read_draft_source
 from llmrun.planning.speed import gpu_speeds, speed_of
 from llmrun.protocol.settings import DEVICE_SETTINGS

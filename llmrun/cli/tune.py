@@ -20,7 +20,8 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import this_machine
 from llmrun.planning.measurements import measured_attention
-from llmrun.planning.plan import LoadPreferences, Measured, make_plan
+from llmrun.planning.plan import Measured, make_plan
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import BUSY, speed_of
 from llmrun.planning.tuned import forget
 from llmrun.protocol.settings import DEVICE_SETTINGS

@@ -21,7 +21,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantize
 
 from llmrun.gguf.reader import read_header
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.quantize.calibration import collect
 from llmrun.quantize.evaluate import evaluate, read_text
 from llmrun.quantize.job import QuantizeRequest, quantize

@@ -17,6 +17,7 @@ from llmrun.errors import ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models import hub
+from llmrun.models.download.transfer import ignore_note
 from llmrun.models.hub import RemoteFile, Repository
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import (
@@ -32,7 +33,8 @@ from llmrun.planning.estimate import (
     types_of,
 )
 from llmrun.planning.hardware import Hardware, is_built_for_gpus
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import make_plan
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.runner.workers import RpcWorker, WorkerDevice
@@ -217,30 +219,32 @@ def repository(header: Header, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     files = tuple(RemoteFile(name, size, "0" * 64) for name, size in sizes.items())
     monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, files))
-    monkeypatch.setattr("llmrun.planning.estimate.token", lambda: "secret")
+    monkeypatch.setattr(hub, "token", lambda: "secret")
     links: list[str] = []
 
     def read(url: str, *, token: str | None = None, **others: object) -> Header:
         links.append(f"{url} {token}")
         return header
 
-    monkeypatch.setattr("llmrun.planning.estimate.read_remote_header", read)
+    monkeypatch.setattr("llmrun.models.download.remote.read_remote_header", read)
     return links
 
 
 def test_every_quant_of_a_repository(repository: list[str]) -> None:
-    found = remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({"HF_ENDPOINT": "https://hub.test"}))
+    found = remote_candidates(
+        ModelSpec("o/r", repository="o/r"), load_settings({"HF_ENDPOINT": "https://hub.test"}), ignore_note
+    )
     assert {(one.quant, one.n_bytes, one.exact) for one in found} == {("Q4_K_M", 50, True), ("Q8_0", 80, False)}
     assert repository == [f"https://hub.test/o/r/resolve/{'c' * 40}/m-Q4_K_M-00001-of-00002.gguf secret"]
 
 
 def test_the_quant_that_was_named_is_looked_at_closely(repository: list[str]) -> None:
-    found = remote_candidates(ModelSpec("o/r:Q8_0", repository="o/r", quant="Q8_0"), load_settings({}))
+    found = remote_candidates(ModelSpec("o/r:Q8_0", repository="o/r", quant="Q8_0"), load_settings({}), ignore_note)
     assert [one.quant for one in found if one.exact] == ["Q8_0"]
 
 
 def test_a_link_is_one_file(repository: list[str]) -> None:
-    (found,) = remote_candidates(ModelSpec("x", url="https://x.test/m.gguf"), load_settings({}))
+    (found,) = remote_candidates(ModelSpec("x", url="https://x.test/m.gguf"), load_settings({}), ignore_note)
     assert found.exact
     assert repository == ["https://x.test/m.gguf None"]
 
@@ -248,7 +252,7 @@ def test_a_link_is_one_file(repository: list[str]) -> None:
 def test_a_repository_without_models(repository: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, ()))
     with pytest.raises(ModelNotFoundError):
-        remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({}))
+        remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({}), ignore_note)
 
 
 # ---- table -----------------------------------------------------------------------------------------
