@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from llmrun.convert.checkpoint import array_source
-from llmrun.convert.gguf_file import OutputTensor, header_bytes
+from llmrun.convert.gguf_file import OutputTensor, write_model
 from llmrun.errors import BadModelError, UsageError, listed
 from llmrun.gguf.header import Header
 from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixEntry, ImatrixFile, read_imatrix
-from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded, read_header
+from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import probe
@@ -108,14 +108,7 @@ def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
         N_CHUNKS: imatrix.n_chunks,
         CHUNK_SIZE: imatrix.chunk_size,
     }
-    header = header_bytes(metadata, tensors)
-    new_file.require_room(target, len(header) + sum(tensor.n_bytes + DEFAULT_ALIGNMENT for tensor in tensors))
-    with new_file.arriving(target) as path, path.open("wb") as file:
-        file.write(header)
-        for tensor in tensors:
-            for chunk in tensor.data():
-                file.write(chunk.astype("<f4").tobytes())
-            file.write(b"\0" * (padded(tensor.n_bytes) - tensor.n_bytes))
+    write_model(target, metadata, tensors, rules=lambda header: None)
 
 
 def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
