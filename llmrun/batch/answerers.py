@@ -21,9 +21,9 @@ from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, U
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.model import Model
 from llmrun.models.download.transfer import RetryPolicy
-from llmrun.planning.hardware import probe_details, this_machine
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.hardware import this_machine
 from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import speed_of
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.answer import ResponseAccumulator
@@ -71,7 +71,7 @@ class LocalEngine:
             return None  # the speed of GPU kernels is unknown
         with suppress(LlmrunError):
             types = tensor_types(model.header.tensors)
-            speed = speed_of(this_machine(), types, settings.state_dir, cache=probe_details().last_cache)
+            speed = speed_of(this_machine(), types, settings.state_dir)
             work, n_rows = work_of(model.header), len(plan.todo)
             rows = min(plan.parallel, n_rows)
             usual = predict(work, speed, prompt=plan.prompt_tokens // n_rows)

@@ -26,8 +26,8 @@ from llmrun.models.location import find_projector
 from llmrun.models.pull import pull
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.use import using
-from llmrun.planning.estimate import chooser
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.estimate import choose_files
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter
 
 
@@ -128,7 +128,7 @@ class NodeEngine:
         """
         job, settings = self._job, load_settings()
         spec = resolve(job.name, load_catalogue())
-        path = pull(spec, settings, choose=chooser(settings))
+        path = pull(spec, settings, choose=choose_files)
         self._used.enter_context(using(path))
 
         def prepared(preferences: LoadPreferences) -> Model:

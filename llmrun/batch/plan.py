@@ -13,7 +13,7 @@ from llmrun.batch.rows import PendingRow, Row, RowTemplate, in_order, text_of
 from llmrun.batch.run import RowSink
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.model import Model
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.server.answer import CompletionRequest
 
 MOST_PARALLEL = 64

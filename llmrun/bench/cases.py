@@ -17,9 +17,8 @@ from llmrun.errors import OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.placement import check_overrides
-from llmrun.planning.plan import CONTEXT_BOUNDS
-from llmrun.protocol.devices import selected
+from llmrun.planning.preferences import CONTEXT_BOUNDS
+from llmrun.protocol.devices import check_overrides, selected
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.settings import DEFAULTS, KV_TYPES, MAX_THREADS, SETTINGS, EngineSettings, check_setting
 from llmrun.protocol.sizes import readable_size

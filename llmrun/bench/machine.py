@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
 import llmrun
 from llmrun import statistics
 from llmrun.bench.results import BenchWarning, Machine
@@ -273,8 +275,6 @@ def sample_clock(root: Path = Path("/")) -> ClockSample:
 
 def _own_seconds() -> float:
     """Return the processor time of this process and its children, ended and alive."""
-    import psutil  # type: ignore[import-untyped,unused-ignore]
-
     times = os.times()
     total = sum(times[:4])
     for child in psutil.Process().children(recursive=True):

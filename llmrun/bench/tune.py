@@ -29,7 +29,8 @@ from llmrun.model.loading import A_CHAT, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import MOST_UBATCH, UBATCH, repacked_types
-from llmrun.planning.plan import CONTEXT_BOUNDS, Plan, margin
+from llmrun.planning.plan import Plan, margin
+from llmrun.planning.preferences import CONTEXT_BOUNDS
 from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remember, remembered, words
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import SPLIT_MODES

@@ -43,7 +43,7 @@ from llmrun.models.adapters import adapter_bytes
 from llmrun.models.location import locate
 from llmrun.models.store.use import using
 from llmrun.planning.hardware import Hardware, this_machine
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import read_draft_source
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import MOST_TOKENS, Limits

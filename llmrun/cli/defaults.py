@@ -22,7 +22,7 @@ from llmrun.protocol.sizes import readable_size
 from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
-    from llmrun.planning.plan import LoadPreferences
+    from llmrun.planning.preferences import LoadPreferences
     from llmrun.server.pool import Preset
 
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})

@@ -16,7 +16,8 @@ from llmrun.config import load_settings
 from llmrun.errors import NetworkError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.model.embeddings import EmbedOptions
-from llmrun.planning.plan import LoadPreferences, trained_context
+from llmrun.planning.plan import trained_context
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF
 from llmrun.system import user_path
 from llmrun.ui.terminal.activity import Activity

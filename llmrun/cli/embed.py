@@ -24,7 +24,7 @@ from llmrun.cli.options import (
 )
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import Embedding, EmbedOptions, Ranking, joined
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF
 from llmrun.storage import decode_text, write_whole
 from llmrun.ui.terminal.activity import Activity

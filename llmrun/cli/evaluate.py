@@ -26,7 +26,7 @@ from llmrun.cli.options import (
 from llmrun.cli.tokenize import read_content
 from llmrun.errors import UsageError
 from llmrun.models.store.use import using
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.jobs.evaluate import least_chunks
 from llmrun.quantize.evaluate import ALL_CHUNKS, check_sample, default_text, read_text, verdict
 from llmrun.quantize.evaluate import evaluate as measure

@@ -17,7 +17,7 @@ from llmrun.models import hub
 from llmrun.models.location import locate
 from llmrun.models.pull import Updated, find_offer, update
 from llmrun.models.registry import ModelSpec, load_catalogue
-from llmrun.planning.estimate import chooser
+from llmrun.planning.estimate import choose_files
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.activity import download_progress
 from llmrun.ui.terminal.output import Output
@@ -100,7 +100,7 @@ def _show_download_size(output: Output, spec: ModelSpec, settings: Settings) -> 
     """
     if spec.repository is None:
         raise UsageError(f"{spec.name} has no repository, so its download is unknown")
-    offer = find_offer(spec, settings, output.note, choose=chooser(settings, output.note))
+    offer = find_offer(spec, settings, output.note, choose=choose_files)
     facts = {
         "model": spec.name,
         "repository": spec.repository,

@@ -31,7 +31,8 @@ from llmrun.gguf.reader import read_header
 from llmrun.models.registry import load_catalogue
 from llmrun.models.store.store import all_models
 from llmrun.planning.hardware import this_machine
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import make_plan
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.remote.capabilities import Capabilities, facts_of
 from llmrun.remote.server import choose_model, read_server
 from llmrun.remote.transport import models

@@ -154,7 +154,7 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
         UsageError: the download is large, and there is no terminal to ask on.
     """
     from llmrun.models.pull import pull
-    from llmrun.planning.estimate import chooser
+    from llmrun.planning.estimate import choose_files
     from llmrun.ui.terminal.activity import download_progress
 
     def on_size(n_bytes: int | None) -> None:
@@ -170,5 +170,4 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
             raise not_on_disk(spec.name)
 
     with download_progress(output, spec.name) as on_progress:
-        choose = chooser(settings, on_progress.note)
-        return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, choose=choose)
+        return pull(spec, settings, on_progress, on_progress.note, on_size=on_size, choose=choose_files)

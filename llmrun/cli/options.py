@@ -19,7 +19,7 @@ from llmrun.cli.completion import complete_model, complete_preset, complete_word
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.planning.memory import KV_BYTES
-from llmrun.planning.plan import ATTENTION, LOAD_OPTIONS, LoadPreferences
+from llmrun.planning.preferences import ATTENTION, LOAD_OPTIONS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
 from llmrun.protocol.arguments import EFFORTS, Effort
 from llmrun.protocol.media import Modality

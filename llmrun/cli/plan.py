@@ -35,10 +35,10 @@ from llmrun.planning.estimate import (
     remote_candidates,
     types_of,
 )
-from llmrun.planning.hardware import probe, probe_details, this_machine
+from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.pairs import DraftFile, read_draft
-from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import main_type
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import read_draft_source
 from llmrun.planning.speed import gpu_speeds, speed_of
 from llmrun.protocol.settings import DEVICE_SETTINGS
@@ -50,7 +50,7 @@ from llmrun.ui.views.plan import show_estimates, show_proposals
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
     from llmrun.models.registry import ModelSpec
-    from llmrun.planning.estimate import QuantCandidate
+    from llmrun.planning.estimate import QuantCandidate, QuantEstimate
     from llmrun.planning.hardware import Hardware
     from llmrun.protocol.devices import Gpu
     from llmrun.protocol.jobs.machine import MachineSpeed
@@ -102,9 +102,12 @@ def plan(
     hardware = _beside_projector(output, hardware, candidates[0].header)
     contexts = contexts_for(candidates[0].header, lengths)
     speed, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
-    facts = (speed, contexts, preferences.kv_type, beside, preferences, gpus)
-    rows = [look_ahead(candidate, hardware.when_quiet, *facts) for candidate in candidates]
-    fits_now = any(at.fits for candidate in candidates for at in look_ahead(candidate, hardware, *facts).contexts)
+
+    def estimate(candidate: QuantCandidate, hardware: Hardware) -> QuantEstimate:
+        return look_ahead(candidate, hardware, speed, contexts, preferences, gpus=gpus, draft=beside)
+
+    rows = [estimate(candidate, hardware.when_quiet) for candidate in candidates]
+    fits_now = any(at.fits for candidate in candidates for at in estimate(candidate, hardware).contexts)
     chosen, why = _chosen(spec, candidates, hardware)
     if json:
         quants = [asdict(row) for row in rows]
@@ -245,7 +248,6 @@ def _speed(output: Output, hardware: Hardware, types: Collection[str], settings:
                 hardware,
                 types,
                 settings.state_dir,
-                cache=probe_details().last_cache,
                 on_progress=lambda share: activity.show(words, share, begins=not share),
             )
         except LlmrunError as error:

@@ -15,7 +15,7 @@ from llmrun.cli.options import PREFERENCES, JsonOption, OutputFileYesOption, che
 from llmrun.errors import UsageError, require_within
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.models.store.new_file import refuse_inputs
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
+from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.quantize.evaluate import read_text
 from llmrun.quantize.job import preview
 from llmrun.quantize.job import quantize as run

@@ -17,7 +17,7 @@ from llmrun.cli.sampling import PRESET_ORIGINS
 from llmrun.config import model_aliases
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.location import require_modalities
-from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences
+from llmrun.planning.preferences import LOAD_OPTIONS, LoadPreferences
 from llmrun.protocol.media import Modality
 from llmrun.protocol.settings import SETTINGS
 

@@ -15,7 +15,7 @@ from llmrun.cli.loading import open_model
 from llmrun.cli.options import LoadingOptions, loading, with_options
 from llmrun.cli.sampling import read_key
 from llmrun.errors import CancelledError, IntegrityError, UsageError
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences
+from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.protocol.watermark import fingerprint
 from llmrun.ui.answer.view import DisplayOptions

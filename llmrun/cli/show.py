@@ -16,7 +16,7 @@ from llmrun.gguf.pooling import makes_embeddings, pooling_of
 from llmrun.gguf.reader import read_header, read_modalities
 from llmrun.models.location import find_projector, locate
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
-from llmrun.planning.estimate import choose
+from llmrun.planning.estimate import choose_files
 from llmrun.planning.memory import UBATCH
 from llmrun.planning.predict import work_of
 from llmrun.ui.terminal.output import Output
@@ -176,7 +176,7 @@ def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[s
         return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}
     assert spec.repository is not None, "neither path nor link"
     found = hub.repository_files(spec.repository, spec.revision, settings, output.note)
-    parts = choose(spec, found, settings, output.note)
+    parts = choose_files(spec, found, settings, output.note)
     url = hub.file_url(settings, found.id, found.commit, parts[0].name)
     seeing = projector_for(parts[0].name, (file.name for file in found.files))
     projector = next(({"name": file.name, "bytes": file.size} for file in found.files if file.name == seeing), None)

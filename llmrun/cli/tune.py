@@ -18,9 +18,10 @@ from llmrun.config import load_settings
 from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-from llmrun.planning.hardware import probe_details, this_machine
+from llmrun.planning.hardware import this_machine
 from llmrun.planning.measurements import measured_attention
-from llmrun.planning.plan import LoadPreferences, Measured, make_plan
+from llmrun.planning.plan import Measured, make_plan
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import BUSY, speed_of
 from llmrun.planning.tuned import forget
 from llmrun.protocol.settings import DEVICE_SETTINGS
@@ -105,7 +106,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
         return None
     types = {*header.bytes_per_type, COPY_TYPE}
     with suppress(LlmrunError):
-        speed = speed_of(hardware, types, folder, cache=probe_details().last_cache)
+        speed = speed_of(hardware, types, folder)
         return fast_copy(header, speed) if speed.others < BUSY else None
     return None
 

@@ -247,7 +247,7 @@ def write_model(
     target: Path,
     metadata: Mapping[str, Any],
     tensors: Sequence[OutputTensor],
-    on_progress: OnProgress,
+    on_progress: OnProgress = lambda done, total: None,
     rules: Callable[[Header], None] = check_model,
 ) -> int:
     """Write and verify a file under a temporary name, then rename it to the target; return its size in bytes.

@@ -103,9 +103,7 @@ def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -
     elif config.has("head_dim") or (family.name == "llama" and not family.experts):
         shape.metadata |= {"attention.key_length": head_length, "attention.value_length": head_length}
     rotated = _rotated(config, family, shape, head_length)
-    rope = read_rope(config, family.name, rotated)
-    shape.metadata |= rope.metadata
-    shape.factors, shape.notes = rope.factors, rope.notes
+    _rope(config, family.name, rotated, shape)
     if family.experts or family.halves:
         _experts(config, family, shape, bounds)
     _own_settings(config, family, shape, folder, bounds)
@@ -323,47 +321,31 @@ _MINISTRAL = {
 }
 
 
-@dataclass
-class Rope:
-    """RoPE settings of the file."""
-
-    metadata: dict[str, Any] = field(default_factory=dict)  # key without the architecture's name -> value
-    factors: dict[str, list[float]] = field(default_factory=dict)  # tensor name -> one value per pair of elements
-    notes: list[str] = field(default_factory=list)  # differences that the user should know
-
-
-def read_rope(config: Config, architecture: str, head_length: int) -> Rope:
-    """Return the RoPE settings in config.json.
+def _rope(config: Config, architecture: str, head_length: int, shape: Shape) -> None:
+    """Add the RoPE settings; refuse a scaling that llama.cpp does not have for this architecture.
 
     Args:
-        architecture: llama.cpp's name.
         head_length: number of rotated elements of a head.
-
-    Raises:
-        UsageError: llama.cpp does not support the RoPE scaling for this architecture.
-        BadModelError: a setting is missing or invalid.
     """
     scaling = _scaling(config)
-    rope = Rope()
     base = scaling.number("rope_theta", 1e-6)
     if architecture != "gemma2" or base != 10_000.0:  # llama.cpp's default
-        rope.metadata["rope.freq_base"] = base
+        shape.metadata["rope.freq_base"] = base
     kind = (scaling.text("rope_type") or scaling.text("type") or "default").lower()
     if kind in ("default", "none", "mrope"):
-        return rope
+        return
     if architecture == "phi3":
-        _phi3(config, scaling, kind, head_length, rope)
+        _phi3(config, scaling, kind, head_length, shape)
     elif kind == "linear":
-        rope.metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.number("factor", 1)}
+        shape.metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.number("factor", 1)}
     elif kind == "yarn" and architecture != "gemma2":
-        _yarn(scaling, rope, _MINISTRAL if architecture == "mistral3" else {})
+        _yarn(scaling, shape, _MINISTRAL if architecture == "mistral3" else {})
     elif kind == "llama3" and architecture == "llama":
-        rope.factors["rope_freqs.weight"] = _llama3(scaling, base, head_length)
+        shape.factors["rope_freqs.weight"] = _llama3(scaling, base, head_length)
     elif kind == "dynamic":
-        rope.notes.append("dynamic RoPE scaling is ignored: positions beyond the trained context are not scaled")
+        shape.notes.append("dynamic RoPE scaling is ignored: positions beyond the trained context are not scaled")
     else:
         raise UsageError(f"rope scaling {kind[:40]!r} of {architecture} models can't be converted")
-    return rope
 
 
 def _scaling(config: Config) -> Config:
@@ -383,18 +365,18 @@ def local_base(config: Config) -> float | None:
     return config.number("rope_local_base_freq", 1e-6) if config.has("rope_local_base_freq") else None
 
 
-def _yarn(scaling: Config, rope: Rope, further: Mapping[str, str]) -> None:
-    rope.metadata |= {
+def _yarn(scaling: Config, shape: Shape, further: Mapping[str, str]) -> None:
+    shape.metadata |= {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": scaling.number("factor", 1),
         "rope.scaling.original_context_length": scaling.count("original_max_position_embeddings", MAX_CONTEXT),
     }
     for hf_name, gguf_name in {**_YARN, **further}.items():
         if scaling.has(hf_name):
-            rope.metadata[gguf_name] = scaling.number(hf_name)
+            shape.metadata[gguf_name] = scaling.number(hf_name)
     for hf_name in ("attention_factor", "attn_factor"):
         if scaling.has(hf_name):
-            rope.metadata["rope.scaling.yarn_attn_factor"] = scaling.number(hf_name)
+            shape.metadata["rope.scaling.yarn_attn_factor"] = scaling.number(hf_name)
             return
 
 
@@ -416,7 +398,7 @@ def _llama3(scaling: Config, base: float, head_length: int) -> list[float]:
     return [float(value) for value in divisors]
 
 
-def _phi3(config: Config, scaling: Config, kind: str, head_length: int, rope: Rope) -> None:
+def _phi3(config: Config, scaling: Config, kind: str, head_length: int, shape: Shape) -> None:
     """Add LongRoPE: factors for short and for long contexts, and the attention factor."""
     if kind not in ("longrope", "su", "yarn"):
         raise UsageError(f"rope scaling {kind[:40]!r} of phi3 models can't be converted")
@@ -426,10 +408,10 @@ def _phi3(config: Config, scaling: Config, kind: str, head_length: int, rope: Ro
         scaling.fail("original_max_position_embeddings", "2 or more")
     growth = math.log(scale) if scale > 1 else 0.0
     factor = 0.1 * growth + 1 if kind == "yarn" else math.sqrt(1 + growth / math.log(original))
-    rope.metadata["rope.scaling.attn_factor"] = factor
+    shape.metadata["rope.scaling.attn_factor"] = factor
     for hf_name in ("long_factor", "short_factor"):
         values = scaling.get(hf_name)
         if not isinstance(values, list) or len(values) != head_length // 2:
             raise BadModelError(f"{hf_name} must have {head_length // 2} numbers", why="config.json says otherwise")
         numbers = [Config({hf_name: value}).number(hf_name) for value in values]
-        rope.factors[f"rope_factors_{hf_name.partition('_')[0]}.weight"] = numbers
+        shape.factors[f"rope_factors_{hf_name.partition('_')[0]}.weight"] = numbers

@@ -80,15 +80,15 @@ def convert_folder(
         shape = read_shape(settings, family, source, bounds_of(sources, n_rows))
         kind = type.upper() or _default_type(sources, quantization)
         tensors = plan_tensors(sources, family, settings, shape, kind)
-        vocabulary = read_vocabulary(source, config, family.name, n_rows)
+        vocabulary, vocabulary_notes = read_vocabulary(source, config, family.name, n_rows)
         n_parameters = sum(prod(tensor.source.shape) for tensor in tensors)
         metadata: dict[str, Any] = {"general.architecture": family.name, "general.type": "model"}
         metadata |= general_metadata(source, config, n_parameters, _size_label(tensors, shape.n_experts))
         metadata |= {f"{family.name}.{key}": value for key, value in shape.metadata.items()}
         metadata |= {"general.file_type": FILE_TYPES[kind], "general.quantization_version": QUANTIZATION_VERSION}
-        metadata |= vocabulary.metadata
+        metadata |= vocabulary
         size = write_model(target, metadata, tensors, on_progress)
-    notes = (*shape.notes, *vocabulary.notes, *_type_notes(tensors, kind))
+    notes = (*shape.notes, *vocabulary_notes, *_type_notes(tensors, kind))
     return ConvertedModel(target, name, kind, size, len(tensors), n_parameters, notes)
 
 

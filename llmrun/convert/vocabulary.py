@@ -30,14 +30,6 @@ _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0
 
 
 @dataclass
-class ConvertedVocabulary:
-    """Vocabulary as GGUF metadata."""
-
-    metadata: dict[str, Any]  # in the file's order
-    notes: list[str] = field(default_factory=list)  # differences that the user should know
-
-
-@dataclass
 class _Tokens:
     """Tokens by id, under construction."""
 
@@ -69,8 +61,10 @@ def _some(texts: list[str]) -> str:
     return ", ".join(map(repr, texts[:3])) + more
 
 
-def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> ConvertedVocabulary:
+def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> tuple[dict[str, Any], list[str]]:
     """Read the vocabulary of a folder.
+
+    Return its GGUF metadata in the file's order, and notes about differences that the user should know.
 
     Args:
         config: config.json.
@@ -120,7 +114,7 @@ def read_vocabulary(folder: Folder, config: Json, family: str, n_rows: int) -> C
         )
     if ends := lost_ends(folder, config, tokens.by_id, metadata):
         notes.append(f"{_some(ends)} end no answer: a file has three end tokens")
-    return ConvertedVocabulary(metadata, notes)
+    return metadata, notes
 
 
 @dataclass

@@ -30,8 +30,8 @@ from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import Details, Hardware, probe, probe_details
 from llmrun.planning.memory import repacked_types
-from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, work_of
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import remembered
 from llmrun.planning.tuned import summaries
 from llmrun.protocol.jobs import Empty

@@ -22,7 +22,8 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, this_machine
 from llmrun.planning.measurements import measured_before
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Plan, scores_fit
+from llmrun.planning.plan import Plan, scores_fit
+from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, read_draft_source, read_speculate
 from llmrun.planning.tuned import TunableSettings, choose, remembered
 from llmrun.protocol.arguments import checked
@@ -99,9 +100,9 @@ def load(
         if not pull:
             raise not_on_disk(fspath(name))
         from llmrun.models.pull import pull as fetch
-        from llmrun.planning.estimate import chooser
+        from llmrun.planning.estimate import choose_files
 
-        return located.spec, fetch(located.spec, settings, on_pull, choose=chooser(settings))
+        return located.spec, fetch(located.spec, settings, on_pull, choose=choose_files)
 
     spec, path = find(name)
     drafts = DraftFile.of(*find(draft)) if draft is not None else None

@@ -12,8 +12,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
+
+import httpx2
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
@@ -35,10 +37,6 @@ from llmrun.models.download.transfer import (
 from llmrun.models.registry import IMPORTED, ModelSpec, similar_quants
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.sizes import readable_size
-
-if TYPE_CHECKING:
-    import httpx2
-
 
 CONNECT_SECONDS = 4.0
 # In total: ten addresses blocked by a firewall would take ten times the connect timeout.
@@ -105,8 +103,6 @@ def invalid_response(settings: Settings, what: str) -> NetworkError:
 
 
 def _get(source: TransferSource, settings: Settings, about: tuple[str, str], policy: RetryPolicy) -> bytes:
-    import httpx2
-
     try:
         with (
             new_client(policy) as client,

@@ -31,8 +31,8 @@ UNVERIFIED_NOTE = (
 
 OnSize = Callable[[int | None], None]
 """Called with the bytes to download before the first arrives, None where the server does not say; may raise."""
-Choose = Callable[[ModelSpec, hub.Repository], hub.Parts]
-"""Selects the repository's files for a spec; an open choice depends on this machine."""
+Choose = Callable[[ModelSpec, hub.Repository, Settings, OnNote], hub.Parts]
+"""Selects the repository's files for a spec; an open choice depends on this machine, see planning/estimate.py."""
 Updated = Literal["updated", "unchanged", "unchecked"]
 
 
@@ -49,7 +49,7 @@ def _ignore_size(n_bytes: int | None) -> None:
     pass
 
 
-def _usual(spec: ModelSpec, repository: hub.Repository) -> hub.Parts:
+def _usual(spec: ModelSpec, repository: hub.Repository, settings: Settings, on_note: OnNote) -> hub.Parts:
     return hub.choose(spec, repository.files)
 
 
@@ -99,7 +99,6 @@ def find_offer(
     on_note: OnNote = ignore_note,
     *,
     choose: Choose = _usual,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> HubOffer:
     """Return the hub's files for a pull() or update() without downloading; raise as pull().
 
@@ -109,7 +108,7 @@ def find_offer(
     installed = store.find(spec)
     if installed:
         spec, choose = _exactly(spec, installed), _usual
-    return _Repository(spec, settings, store, policy, on_note, choose=choose).offer()
+    return _Repository(spec, settings, store, DEFAULT_RETRY_POLICY, on_note, choose=choose).offer()
 
 
 def update(
@@ -187,7 +186,7 @@ class _Repository:
         repository = hub.repository_files(
             self.repository, self.spec.revision, self.settings, self.on_note, policy=self.policy
         )
-        parts = _parts(self.spec, repository, self.choose)
+        parts = self._parts(repository)
         if hub.nearest_quant(self.spec, repository.files):
             self.on_note(f"{repository.id} no longer has {self.spec.filename}; its nearest kin is {parts[0].name}")
         parts = (*parts, *_projector(parts[0].name, repository))
@@ -197,6 +196,23 @@ class _Repository:
             )
             require_space(self.store.root, missing)
         return HubOffer(repository.commit, parts, missing)
+
+    def _parts(self, repository: hub.Repository) -> hub.Parts:
+        """Return the chosen files, all of them present on the hub.
+
+        Raises NetworkError if the hub has only some of a split model's files.
+        """
+        try:
+            return self.choose(self.spec, repository, self.settings, self.on_note)
+        except ModelNotFoundError as error:
+            missing = _missing_parts([file.name for file in repository.files], self.spec)
+            if not missing:
+                raise
+            raise NetworkError(
+                f"{repository.id} is incomplete: {missing[0]!r} is missing",
+                why=f"the model is split, and {len(missing)} of its files are not on the hub",
+                hint="tell its makers, or choose another quant",
+            ) from error
 
     def download(self, offer: HubOffer) -> Path:
         """Download the missing files; return the (first) file's path."""
@@ -238,24 +254,6 @@ class _Repository:
 
     def _install(self, commit: str, filename: str, sha256: str) -> Path:
         return self.store.install(self.repository, commit, filename, sha256, self.spec.revision)
-
-
-def _parts(spec: ModelSpec, repository: hub.Repository, choose: Choose) -> hub.Parts:
-    """Return the chosen files, all of them present on the hub.
-
-    Raises NetworkError if the hub has only some of a split model's files.
-    """
-    try:
-        return choose(spec, repository)
-    except ModelNotFoundError as error:
-        missing = _missing_parts([file.name for file in repository.files], spec)
-        if not missing:
-            raise
-        raise NetworkError(
-            f"{repository.id} is incomplete: {missing[0]!r} is missing",
-            why=f"the model is split, and {len(missing)} of its files are not on the hub",
-            hint="tell its makers, or choose another quant",
-        ) from error
 
 
 def _projector(model: str, repository: hub.Repository) -> hub.Parts:

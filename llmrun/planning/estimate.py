@@ -15,39 +15,29 @@ from typing import TYPE_CHECKING, Literal
 from llmrun.config import Settings, load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
-from llmrun.models import hub
-from llmrun.models.download.remote import read_remote_header
-from llmrun.models.download.transfer import OnNote, ignore_note
-from llmrun.models.hub import login_hint, token
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.hardware import Hardware, probe_details, this_machine
+from llmrun.planning.hardware import Hardware, this_machine
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
-from llmrun.planning.placement import split_model
-from llmrun.planning.plan import (
-    CONTEXT_BOUNDS,
-    LoadPreferences,
-    Plan,
-    beyond_training,
-    make_plan,
-    margin,
-    trained_context,
-)
+from llmrun.planning.placement import Split, split_model
+from llmrun.planning.plan import Plan, beyond_training, make_plan, margin, trained_context
 from llmrun.planning.predict import (
+    Prediction,
     Work,
     main_type,
     predict,
-    predict_over_gpus,
     tensor_types,
     work_of,
     work_of_quant,
 )
+from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.planning.speed import remembered, speed_of
 from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:
-    from llmrun.models.hub import Repository
+    from llmrun.models.download.transfer import OnNote
+    from llmrun.models.hub import Parts, Repository
 
 
 CONTEXTS = (4096, 8192, 32_768)
@@ -109,7 +99,7 @@ def local_candidate(path: Path, header: Header) -> QuantCandidate:
     return QuantCandidate(header.quant, path.name, header.file_size, header, True)
 
 
-def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ignore_note) -> list[QuantCandidate]:
+def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote) -> list[QuantCandidate]:
     """Return the quants of a repository, or the file of a link, from names, sizes and one header of the hub.
 
     Args:
@@ -119,6 +109,9 @@ def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ign
         NetworkError: the hub can't be reached.
         ModelNotFoundError: there is no such repository, or no model in it.
     """
+    from llmrun.models import hub
+    from llmrun.models.download.remote import read_remote_header
+
     if spec.url is not None:
         header = read_remote_header(spec.url, on_note=on_note)
         return [QuantCandidate(header.quant, header.path.name, header.file_size, header, True)]
@@ -127,9 +120,7 @@ def remote_candidates(spec: ModelSpec, settings: Settings, on_note: OnNote = ign
     return candidates_of(spec, repository, settings, on_note)
 
 
-def candidates_of(
-    spec: ModelSpec, repository: Repository, settings: Settings, on_note: OnNote = ignore_note
-) -> list[QuantCandidate]:
+def candidates_of(spec: ModelSpec, repository: Repository, settings: Settings, on_note: OnNote) -> list[QuantCandidate]:
     """Return the quants of a repository; reads the header of the spec's quant or of the usual one.
 
     Args:
@@ -139,9 +130,13 @@ def candidates_of(
         NetworkError: the header can't be read.
         ModelNotFoundError: there is no such file or quant, or no model.
     """
+    from llmrun.models import hub
+    from llmrun.models.download.remote import read_remote_header
+
     chosen = hub.choose(spec, repository.files)
     url = hub.file_url(settings, repository.id, repository.commit, chosen[0].name)
-    header = read_remote_header(url, token=token(), login_hint=login_hint(settings, repository.id), on_note=on_note)
+    hint = hub.login_hint(settings, repository.id)
+    header = read_remote_header(url, token=hub.token(), login_hint=hint, on_note=on_note)
     return [
         QuantCandidate(quant, parts[0].name, hub.n_bytes(parts), header, parts == chosen)
         for quant, parts in hub.offers(spec, repository.files).items()
@@ -168,31 +163,27 @@ def look_ahead(
     hardware: Hardware,
     speed: MachineSpeed | None,
     contexts: Sequence[int],
-    kv_type: str = "f16",
-    draft: Header | None = None,
-    preferences: LoadPreferences | None = None,
+    preferences: LoadPreferences = LoadPreferences(),
+    *,
     gpus: Sequence[MachineSpeed] = (),
+    draft: Header | None = None,
 ) -> QuantEstimate:
     """Estimate memory and speed of one quant.
 
     Args:
         speed: of this machine; None leaves out speeds, as they are over workers.
         contexts: windows in tokens, see contexts_for().
-        draft: header of a draft model, which adds to the memory.
-        preferences: for devices.
+        preferences: for devices and the KV cache.
         gpus: speeds of the GPUs that these choose; () if unknown.
+        draft: header of a draft model, which adds to the memory.
     """
     header = candidate.header
     facts = ResizedHeader.of(header, candidate.weight_bytes, draft)
     work = work_of(header) if candidate.exact else work_of_quant(header, candidate.quant, candidate.weight_bytes)
-    preferences = replace(preferences or LoadPreferences(), kv_type_k=kv_type, kv_type_v=kv_type)
     chosen = _plan(facts, hardware, preferences)
-    is_on_gpu = chosen is not None and bool(chosen.vram_bytes and chosen.gpu_layers)
-    # Experts beside a GPU, and tensors on several GPUs at once, are not predicted.
-    is_known = not is_on_gpu or bool(gpus and chosen and not chosen.cpu_experts and chosen.split_mode != "tensor")
-    speeds = () if speed is None or not is_known else (speed, *(gpus if is_on_gpu else ()))
-    counts = chosen.gpu_counts if chosen else ()
-    start = _rates(work, hardware, speeds, counts, 0, kv_type)
+    copies = work.copies(repacked_types(hardware.cpu_flags))
+    prediction = partial(_prediction, work, speed, gpus, preferences, copies)
+    start = prediction(chosen, 0)
     verdict: Verdict = "too big"
     if chosen:
         verdict = "fits" if chosen.n_ctx >= trained_context(header) else "fits with less context"
@@ -201,11 +192,11 @@ def look_ahead(
         name=candidate.name,
         n_bytes=candidate.n_bytes,
         weight_bytes=candidate.weight_bytes,
-        load_seconds=start[0],
-        prefill_rate=start[1],
-        decode_rate=start[2],
+        load_seconds=start.load_seconds if start else None,
+        prefill_rate=start.prefill_rate if start else None,
+        decode_rate=start.decode_rate if start else None,
         contexts=tuple(
-            _context_estimate(n_ctx, facts, work, hardware, speeds, preferences, chosen) for n_ctx in contexts
+            _context_estimate(n_ctx, facts, hardware, preferences, chosen, prediction) for n_ctx in contexts
         ),
         verdict=verdict,
         n_ctx=chosen.n_ctx if chosen else 0,
@@ -214,6 +205,54 @@ def look_ahead(
             *(chosen.notes if chosen and hardware.workers else ()),
             *_about_heads(header, chosen),
         ),
+    )
+
+
+def _prediction(
+    work: Work,
+    speed: MachineSpeed | None,
+    gpus: Sequence[MachineSpeed],
+    preferences: LoadPreferences,
+    copies: int,
+    placed: Plan | Split | None,
+    depth: int,
+) -> Prediction | None:
+    """Return load time and rates; None without measurements of all devices that hold layers.
+
+    Experts beside a GPU, and tensors on several GPUs at once, are not predicted.
+    """
+    if speed is None:
+        return None
+    if placed is None or not any(placed.gpu_counts):
+        return predict(work, speed, depth=depth, kv_type=preferences.kv_type, copies=copies)
+    if not gpus or placed.cpu_experts or preferences.split_mode == "tensor":
+        return None
+    return predict(work, speed, gpus, placed.gpu_counts, depth=depth, kv_type=preferences.kv_type, copies=copies)
+
+
+def _context_estimate(
+    n_ctx: int,
+    facts: Header,
+    hardware: Hardware,
+    preferences: LoadPreferences,
+    chosen: Plan | None,
+    prediction: Callable[[Split, int], Prediction | None],
+) -> ContextEstimate:
+    hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
+    rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
+    needs = memory(facts, n_ctx, kv_type=preferences.kv_type, start=n_ctx, rollback=rollback, heads=heads)
+    split = split_model(facts, needs, n_ctx, hardware, preferences)
+    at_end, free = prediction(split, n_ctx), hardware.memory_available
+    return ContextEstimate(
+        n_ctx=n_ctx,
+        kv_bytes=needs.kv,
+        needed_bytes=needs.needed,
+        ram_bytes=split.ram,
+        vram_bytes=split.vram,
+        gpu_layers=split.gpu_layers if split.vram else 0,
+        cpu_experts=len(split.cpu_experts),
+        fits=not hardware.memory_total or split.ram <= free - margin(free),
+        decode_rate=at_end.decode_rate if at_end else None,
     )
 
 
@@ -234,48 +273,6 @@ def _plan(facts: Header, hardware: Hardware, preferences: LoadPreferences) -> Pl
         return None
 
 
-def _context_estimate(
-    n_ctx: int,
-    facts: Header,
-    work: Work,
-    hardware: Hardware,
-    speeds: Sequence[MachineSpeed],
-    preferences: LoadPreferences,
-    chosen: Plan | None,
-) -> ContextEstimate:
-    kv_type = preferences.kv_type
-    hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
-    needs = memory(facts, n_ctx, kv_type=kv_type, start=n_ctx, rollback=rollback, heads=heads)
-    split = split_model(facts, needs, n_ctx, hardware, preferences)
-    free = hardware.memory_available
-    return ContextEstimate(
-        n_ctx=n_ctx,
-        kv_bytes=needs.kv,
-        needed_bytes=needs.needed,
-        ram_bytes=split.ram,
-        vram_bytes=split.vram,
-        gpu_layers=split.gpu_layers if split.vram else 0,
-        cpu_experts=len(split.cpu_experts),
-        fits=not hardware.memory_total or split.ram <= free - margin(free),
-        decode_rate=_rates(work, hardware, speeds, split.gpu_counts, n_ctx, kv_type)[2],
-    )
-
-
-def _rates(
-    work: Work, hardware: Hardware, speeds: Sequence[MachineSpeed], counts: Sequence[int], depth: int, kv_type: str
-) -> tuple[float | None, float | None, float | None]:
-    """Return load seconds, prefill rate and decode rate."""
-    if not speeds:
-        return None, None, None
-    copies = work.copies(repacked_types(hardware.cpu_flags))
-    if any(counts):
-        prediction = predict_over_gpus(work, speeds, counts, depth=depth, kv_type=kv_type, copies=copies)
-    else:
-        prediction = predict(work, speeds[0], depth=depth, kv_type=kv_type, copies=copies)
-    return prediction.load_seconds, prediction.prefill_rate, prediction.decode_rate
-
-
 def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> float | None:
     """Return the predicted tokens/s of a local model after this many tokens, None if unknown, as `llmrun plan` does.
 
@@ -287,7 +284,7 @@ def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> flo
         hardware = this_machine()
         speed = remembered(hardware, folder)
         if speed is None and measures:
-            speed = speed_of(hardware, types_of([candidate]), folder, cache=probe_details().last_cache)
+            speed = speed_of(hardware, types_of([candidate]), folder)
     except LlmrunError:
         return None
     row = look_ahead(candidate, hardware.when_quiet, speed, (depth,) if depth else ())
@@ -320,12 +317,7 @@ def is_open(spec: ModelSpec) -> bool:
     return spec.any_quant or (spec.filename is None and spec.quant is None)
 
 
-def chooser(settings: Settings, on_note: OnNote = ignore_note) -> Callable[[ModelSpec, hub.Repository], hub.Parts]:
-    """Return choose() with these settings."""
-    return partial(choose, settings=settings, on_note=on_note)
-
-
-def choose(spec: ModelSpec, repository: hub.Repository, settings: Settings, on_note: OnNote) -> hub.Parts:
+def choose_files(spec: ModelSpec, repository: Repository, settings: Settings, on_note: OnNote) -> Parts:
     """Return the files of a repository for this machine; of a split model all parts, in order.
 
     Args:
@@ -336,6 +328,8 @@ def choose(spec: ModelSpec, repository: hub.Repository, settings: Settings, on_n
         OutOfMemoryError: the name leaves the quant open, and none fits.
         NetworkError: the header can't be read.
     """
+    from llmrun.models import hub  # loads httpx2, which a model on this disk does not need
+
     if not is_open(spec):
         return hub.choose(spec, repository.files)
     chosen, why = best(

@@ -16,7 +16,8 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import CONTEXT_BOUNDS, UNMEASURED, LoadPreferences, Measured, Plan, make_plan
+from llmrun.planning.plan import UNMEASURED, Measured, Plan, make_plan
+from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:

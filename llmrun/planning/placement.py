@@ -17,16 +17,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from llmrun.planning.memory import Memory, logit_bytes, pipeline_bytes, reserved_bytes
-from llmrun.protocol.devices import PROCESSOR, Gpu, proportions, tensor_overrides, unknown_device
+from llmrun.planning.preferences import ALL_LAYERS
+from llmrun.protocol.devices import Gpu, proportions, tensor_overrides
 from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
     from llmrun.planning.hardware import Hardware
-    from llmrun.planning.plan import LoadPreferences
+    from llmrun.planning.preferences import LoadPreferences
 
 
-ALL_LAYERS = -1
 _GPU_MARGIN = 256 << 20  # for the driver and the desktop
 
 
@@ -178,14 +178,6 @@ def split_model(
         gpu_counts=tuple(map(len, placement.layers_of(chosen))),
         gpu_bytes=tuple((gpu.name, size) for gpu, size in zip(separate, taken, strict=True)),
     )
-
-
-def check_overrides(text: str, gpus: Sequence[Gpu]) -> None:
-    """Raise UsageError if a tensor override names a device that the model does not use."""
-    devices = [PROCESSOR, *(gpu.name for gpu in gpus)]
-    for override in tensor_overrides(text):
-        if override.device not in devices:
-            raise unknown_device("--override-tensor", override.device, devices)
 
 
 def _spread(experts: Mapping[int, int], count: int) -> tuple[int, ...]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from llmrun.errors import OutOfMemoryError, UsageError, require_within
+from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import (
     DEVICE_BATCH,
-    KV_BYTES,
     UBATCH,
     Memory,
     context_start,
@@ -23,33 +22,14 @@ from llmrun.planning.memory import (
     score_bytes,
     without_flash_attention,
 )
-from llmrun.planning.placement import (
-    ALL_LAYERS,
-    Split,
-    check_overrides,
-    described,
-    placement_notes,
-    split_model,
-)
-from llmrun.protocol.devices import Gpu, selected
+from llmrun.planning.placement import Split, described, placement_notes, split_model
+from llmrun.planning.preferences import ALL_LAYERS, ATTENTION, CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.loading import Load, LoadSettings
-from llmrun.protocol.settings import (
-    DEFAULTS,
-    DEVICE_SETTINGS,
-    MAX_THREADS,
-    MAX_TOKENS,
-    PARALLEL_BOUNDS,
-    SETTINGS,
-    EngineSettings,
-    check_setting,
-)
+from llmrun.protocol.settings import MAX_THREADS
 from llmrun.protocol.sizes import readable_size
 
 if TYPE_CHECKING:
     from llmrun.gguf.header import Header
-
-# Inclusive bounds of preferences.
-CONTEXT_BOUNDS = (256, MAX_TOKENS)
 
 UNKNOWN_CONTEXT = 4096  # for files without a training context
 SMALLEST_CONTEXT = 512  # useful for a conversation
@@ -69,87 +49,6 @@ _ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memor
 _SMALLER_QUANTS = {
     "Q8_0": 8.5, "Q6_K": 6.6, "Q5_K_M": 5.7, "Q4_K_M": 4.9, "Q4_K_S": 4.6, "Q3_K_M": 3.9, "Q2_K": 3.2,
 }  # fmt: skip
-
-
-ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
-LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
-"""The engine settings that a user may prefer, all fields of LoadPreferences."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadPreferences:
-    """The user's preferences, named as the settings they decide; None leaves the choice to the plan.
-
-    Raises:
-        UsageError: a preference is out of bounds, or two contradict each other.
-    """
-
-    n_ctx: int | None = None  # context window in tokens
-    threads: int | None = None
-    gpu_layers: int | None = None  # -1 is all; None is as many as fit
-    kv_type_k: str | None = None  # a key of memory.KV_BYTES
-    kv_type_v: str | None = None
-    flash_attention: str | None = None
-    parallel: int = 1  # answers at the same time
-    cpu_experts: int | None = None  # layers whose experts stay with the processor
-    as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
-    workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
-    split_mode: str = DEFAULTS.split_mode
-    main_gpu: int = DEFAULTS.main_gpu
-    tensor_split: str = DEFAULTS.tensor_split
-    device: str = DEFAULTS.device
-    override_tensor: str = DEFAULTS.override_tensor
-    n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
-    n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
-    draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
-
-    def __post_init__(self) -> None:
-        require_within("--parallel", self.parallel, PARALLEL_BOUNDS)
-        require_within("--ctx", self.n_ctx, CONTEXT_BOUNDS)
-        for name in LOAD_OPTIONS:
-            check_setting(name, getattr(self, name), choices=tuple(KV_BYTES) if name.startswith("kv_type") else ())
-        if self.flash_attention == "off" and self.attention["kv_type_v"] != "f16":
-            what = f"--cache-type-v {self.kv_type_v} needs flash attention"
-            raise UsageError(what, hint="leave out --flash-attention off")
-        if self.flash_attention == "off" and self.split_mode == "tensor":
-            raise UsageError("--split-mode tensor needs flash attention", hint="leave out --flash-attention off")
-        chosen = next((name for name in DEVICE_SETTINGS if getattr(self, name) != getattr(DEFAULTS, name)), None)
-        if self.workers and chosen is not None:
-            what = f"--rpc and {SETTINGS[chosen].option} can't be used together"
-            raise UsageError(what, why="layers are divided by the memory of each machine")
-
-    @property
-    def kv_type(self) -> str:
-        """The larger of the two types, for which memory is planned."""
-        return max(self.attention["kv_type_k"], self.attention["kv_type_v"], key=KV_BYTES.__getitem__)
-
-    @property
-    def attention(self) -> dict[str, str]:
-        """The settings of attention; defaults where the user left them open."""
-        return {name: getattr(self, name) or getattr(DEFAULTS, name) for name in ATTENTION}
-
-    @property
-    def device_settings(self) -> dict[str, Any]:
-        """The fields that choose GPUs and divide a model between them."""
-        return {name: getattr(self, name) for name in DEVICE_SETTINGS}
-
-    def gpus(self, there: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-        """Return those of a machine's GPUs that are to be used.
-
-        Raises:
-            UsageError: the preferences name a GPU that is not there.
-        """
-        used = selected(there, self.device, self.split_mode, self.main_gpu, self.tensor_split)
-        check_overrides(self.override_tensor, used)
-        return used
-
-    def settings(self, hardware: Hardware) -> EngineSettings:
-        """Return the settings for a job that loads a model without a plan."""
-        return EngineSettings(
-            threads=self.threads or hardware.usable_cores,
-            gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
-            **{**self.attention, **self.device_settings},
-        )
 
 
 class Measured(NamedTuple):
@@ -242,6 +141,7 @@ def make_plan(
     grows = flash_attention == "off" or not hardware.kv_on_use
     n_opened = n_ctx_start * fit.apart if grows else n_cells
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
+    where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.n_ubatch) if writes_scores else plain
     return Plan(
@@ -254,16 +154,7 @@ def make_plan(
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
-        notes=(
-            *context_notes,
-            *head_notes,
-            *cell_notes,
-            *placement_notes(header, hardware, split, fit.preferences),
-            *thread_notes,
-        ),
-        kv_type_k=fit.preferences.attention["kv_type_k"],
-        kv_type_v=fit.preferences.attention["kv_type_v"],
-        flash_attention=flash_attention,
+        notes=(*context_notes, *head_notes, *cell_notes, *where_notes, *thread_notes),
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
         n_seq_max=fit.preferences.parallel,
         n_cells=n_cells,
@@ -278,7 +169,7 @@ def make_plan(
         gpu_counts=split.gpu_counts,
         gpu_excess=measured.gpu_excess,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
-        **fit.preferences.device_settings,
+        **{**fit.preferences.as_given, "flash_attention": flash_attention},
     )
 
 

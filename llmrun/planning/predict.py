@@ -147,18 +147,45 @@ def main_type(quant: str) -> str:
 
 
 def predict(
-    work: Work, speed: MachineSpeed, *, depth: int = 0, prompt: int = 512, kv_type: str = "f16", copies: int = 0
+    work: Work,
+    speed: MachineSpeed,
+    gpus: Sequence[MachineSpeed] = (),
+    counts: Sequence[int] = (),
+    *,
+    depth: int = 0,
+    prompt: int = 512,
+    kv_type: str = "f16",
+    copies: int = 0,
 ) -> Prediction:
-    """Predict load time and rates.
+    """Predict load time and rates of a model whose layers are computed by the processor, then by each GPU in sequence.
 
     Args:
+        speed: of the processor.
+        gpus: speed of each GPU.
+        counts: layers of each GPU; the rest is on the processor.
         depth: tokens in the context during decode.
         prompt: tokens of the prompt, for the prefill rate.
         copies: bytes of weights that are repacked at load.
     """
-    decode = decode_seconds(work, speed, depth, kv_type) + ANSWER_SECONDS
-    prefill = prefill_seconds(work, speed, prompt, kv_type)
+    decode, prefill = ANSWER_SECONDS, 0.0
+    for part, device in zip(_parts(work, counts), (speed, *gpus), strict=True):
+        if part is not None:
+            decode += decode_seconds(part, device, depth, kv_type)
+            prefill += prefill_seconds(part, device, prompt, kv_type)
     return Prediction(load_seconds(work, copies), 1 / max(prefill, 1e-9), 1 / max(decode, 1e-9))
+
+
+def _parts(work: Work, counts: Sequence[int]) -> list[Work | None]:
+    """Return the work of the processor and of each GPU, which has this many layers; None of one without any."""
+    if not any(counts):
+        return [work, *(None for _ in counts)]
+    blocks = round(work.layers)
+    shares = [blocks + 1 - sum(counts), *counts]
+    last = max(index for index, count in enumerate(shares) if count)
+    return [
+        part_of(work, (count - (index == last)) / max(blocks, 1), with_output=index == last) if count else None
+        for index, count in enumerate(shares)
+    ]
 
 
 def decode_seconds(work: Work, speed: MachineSpeed, depth: float, kv_type: str) -> float:
@@ -191,35 +218,6 @@ def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0) 
     row = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
     row += work.attention_reads(depth) * speed.attention("f16", work.head_length) + ANSWER_SECONDS
     return max(alone, rows * row)
-
-
-def predict_over_gpus(
-    work: Work,
-    speeds: Sequence[MachineSpeed],
-    counts: Sequence[int],
-    *,
-    depth: int = 0,
-    prompt: int = 512,
-    kv_type: str = "f16",
-    copies: int = 0,
-) -> Prediction:
-    """Predict the speed of a model whose layers are computed by this processor, then by each GPU in sequence.
-
-    Args:
-        speeds: of the processor, then of each GPU.
-        counts: layers of each GPU; the rest is on the processor.
-        depth, prompt, kv_type, copies: as in predict().
-    """
-    blocks = round(work.layers)
-    shares = [blocks + 1 - sum(counts), *counts]
-    last = max(index for index, count in enumerate(shares) if count)
-    decode, prefill = ANSWER_SECONDS, 0.0
-    for index, (speed, count) in enumerate(zip(speeds, shares, strict=False)):
-        if count:
-            part = part_of(work, (count - (index == last)) / max(blocks, 1), with_output=index == last)
-            decode += decode_seconds(part, speed, depth, kv_type)
-            prefill += prefill_seconds(part, speed, prompt, kv_type)
-    return Prediction(load_seconds(work, copies), 1 / max(prefill, 1e-9), 1 / max(decode, 1e-9))
 
 
 def part_of(work: Work, share: float, *, with_output: bool) -> Work:

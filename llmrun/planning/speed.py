@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from llmrun.errors import LlmrunError
-from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware import Hardware, probe_details
 from llmrun.planning.measurements import find_entry, keep_entry, machine_key
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
@@ -64,8 +64,6 @@ def speed_of(
     hardware: Hardware,
     types: Collection[str],
     folder: Path,
-    *,
-    cache: int = 0,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> MachineSpeed:
     """Return this machine's speed with these types of weights, measured if unknown.
@@ -73,7 +71,6 @@ def speed_of(
     Args:
         types: ggml's names, e.g. {"Q4_K", "Q6_K"}; unknown ones are left out.
         folder: of the stored speed.
-        cache: bytes of the last-level cache; 0 if unknown.
         on_progress: called during a measurement, which takes some seconds, with the part that is done.
 
     Raises:
@@ -85,7 +82,7 @@ def speed_of(
     if stored and not missing:
         return stored
     wanted = sorted({*missing, STAND_IN})  # tells how much slower than the stored figures this moment is
-    measured = measure(hardware.usable_cores, wanted, cache=cache, on_progress=on_progress)
+    measured = measure(hardware.usable_cores, wanted, cache=probe_details().last_cache, on_progress=on_progress)
     # A type that ggml can't measure is stored without rates.
     rates = {**{kind: Rates() for kind in missing}, **measured.types}
     if stored is None or (is_due and measured.others < BUSY):
@@ -149,6 +146,9 @@ def measure(
     threads: int, types: Collection[str], *, cache: int = 0, on_progress: Callable[[float], None] = lambda share: None
 ) -> MachineSpeed:
     """Measure the speed: half a second, and a tenth more per type if caches are large.
+
+    Args:
+        cache: bytes of the last-level cache; 0 if unknown.
 
     Raises:
         LlmrunError: see speed_of().

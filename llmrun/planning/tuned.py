@@ -16,7 +16,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.measurements import drop_entry, find_entry, keep_entry, machine_key, model_key, read_entries
 from llmrun.planning.memory import KV_BYTES, MOST_UBATCH
-from llmrun.planning.plan import ATTENTION, LoadPreferences
+from llmrun.planning.preferences import ATTENTION, LoadPreferences
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import SPLIT_MODES
 from llmrun.protocol.loading import Load

@@ -74,6 +74,14 @@ def tensor_overrides(text: str) -> tuple[TensorOverride, ...]:
     return tuple(found)
 
 
+def check_overrides(text: str, gpus: Sequence[Gpu]) -> None:
+    """Raise UsageError if a tensor override names a device that the model does not use."""
+    devices = [PROCESSOR, *(gpu.name for gpu in gpus)]
+    for override in tensor_overrides(text):
+        if override.device not in devices:
+            raise unknown_device("--override-tensor", override.device, devices)
+
+
 def _parts(text: str, separators: str = ",/") -> list[str]:
     return [part.strip() for part in re.split(f"[{separators}]", text) if part.strip()]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -15,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from llmrun.convert.checkpoint import array_source
-from llmrun.convert.gguf_file import OutputTensor, header_bytes
+from llmrun.convert.gguf_file import OutputTensor, write_model
 from llmrun.errors import BadModelError, UsageError, listed
 from llmrun.gguf.header import Header
 from llmrun.gguf.imatrix import CHUNK_SIZE, COUNTS, DATASETS, N_CHUNKS, SUMS, ImatrixEntry, ImatrixFile, read_imatrix
-from llmrun.gguf.reader import DEFAULT_ALIGNMENT, padded, read_header
+from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.store import new_file
 from llmrun.planning.hardware import probe
@@ -108,14 +107,7 @@ def write_imatrix(target: Path, imatrix: ImatrixFile) -> None:
         N_CHUNKS: imatrix.n_chunks,
         CHUNK_SIZE: imatrix.chunk_size,
     }
-    header = header_bytes(metadata, tensors)
-    new_file.require_room(target, len(header) + sum(tensor.n_bytes + DEFAULT_ALIGNMENT for tensor in tensors))
-    with new_file.arriving(target) as path, path.open("wb") as file:
-        file.write(header)
-        for tensor in tensors:
-            for chunk in tensor.data():
-                file.write(chunk.astype("<f4").tobytes())
-            file.write(b"\0" * (padded(tensor.n_bytes) - tensor.n_bytes))
+    write_model(target, metadata, tensors, rules=lambda header: None)
 
 
 def require_fit(imatrix: ImatrixFile, header: Header, path: Path) -> None:
@@ -164,20 +156,6 @@ MAX_READ_TOKENS = 131_072
 _FEW_TOKENS = 1_024
 
 
-@dataclass(frozen=True, slots=True)
-class CalibrationResult:
-    """Collected importance matrix."""
-
-    path: Path
-    n_tensors: int  # number of matrices in it
-    n_tokens: int  # that were read
-    written_tokens: int  # by the model itself; 0 if there was a text
-    writing_seconds: float
-    reading_seconds: float
-    text: str  # written by the model
-    notes: tuple[str, ...] = ()  # for the user, a sentence each
-
-
 def collect(
     model: Path,
     target: Path,
@@ -191,8 +169,10 @@ def collect(
     gpu_layers: int = -1,
     includes_output: bool = False,
     engine: EngineClient | None = None,
-) -> CalibrationResult:
+) -> tuple[ImportanceSums, list[str]]:
     """Collect an importance matrix while the model reads a text, and write it as llama.cpp's imatrix GGUF.
+
+    Return what the engine summed, and notes for the user, a sentence each.
 
     The same model, text and seed give the same file, unless writing reached its time limit or threads differ.
 
@@ -229,7 +209,7 @@ def collect(
     own_text = f"{summed.written_tokens} tokens written by the model itself (llmrun, seed {seed})"
     imatrix = ImatrixFile(entries, (text.name if text else own_text,), summed.n_chunks, summed.chunk_size)
     write_imatrix(target, imatrix)
-    return _collected(target, imatrix, summed)
+    return summed, list(_notes(imatrix, summed))
 
 
 def prepare_imatrix(imatrix: Path, model: Path, target: Path, check_file: Callable[[Path], None]) -> Path:
@@ -253,19 +233,6 @@ def prepare_imatrix(imatrix: Path, model: Path, target: Path, check_file: Callab
     check_file(target)
     write_imatrix(target, content)
     return target
-
-
-def _collected(target: Path, imatrix: ImatrixFile, summed: ImportanceSums) -> CalibrationResult:
-    return CalibrationResult(
-        path=target,
-        n_tensors=len(imatrix.entries),
-        n_tokens=summed.n_tokens,
-        written_tokens=summed.written_tokens,
-        writing_seconds=summed.writing_seconds,
-        reading_seconds=summed.reading_seconds,
-        text=summed.text,
-        notes=tuple(_notes(imatrix, summed)),
-    )
 
 
 def _sum(

@@ -18,7 +18,8 @@ from llmrun.models.adapters import adapter_bytes
 from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.measurements import measured_attention
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import CONTEXT_BOUNDS, LoadPreferences, Measured, choose_flash_attention
+from llmrun.planning.plan import Measured, choose_flash_attention
+from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.evaluate import (
     EVALUATE,

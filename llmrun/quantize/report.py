@@ -21,8 +21,7 @@ from llmrun.bench.results import Machine
 from llmrun.errors import CancelledError, DiskFullError, EngineCrashedError, LlmrunError, TerminatedError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.placement import ALL_LAYERS
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import ALL_LAYERS, LoadPreferences
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest
 from llmrun.protocol.jobs.evaluate import EvaluateResult, EvaluateUpdate, least_chunks
 from llmrun.protocol.jobs.text import TOKENIZE, TokenizeText

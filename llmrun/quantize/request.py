@@ -335,14 +335,14 @@ def importance_matrix(
         return prepare_imatrix(Path(options.imatrix), header.path, path, check_file)
     new_file.refuse_inputs(path, [header.path])
     check_file(path)
-    collected = collect(
+    _, notes = collect(
         header.path,
         path,
         text=options.calibration,
         threads=options.threads,
         on_update=lambda update: on_progress(f"importance matrix, {update.phase}", update.share),
     )
-    for note in collected.notes:
+    for note in notes:
         say(f"note: {note}")
     say(f"the importance matrix is in {path}; reuse it with --imatrix {path}")
     return path

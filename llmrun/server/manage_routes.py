@@ -160,14 +160,13 @@ class PullJob:
     def _pull(self) -> Path:
         from llmrun.models.pull import pull
         from llmrun.models.registry import load_catalogue, resolve
-        from llmrun.planning.estimate import chooser
+        from llmrun.planning.estimate import choose_files
 
         spec = resolve(self._name, load_catalogue())
         if spec.path is not None or spec.url is not None:
             why = "must be the name of a model, not a path or link"
             raise UsageError(f"{self._name[:200]!r} can't be pulled", why=why)
-        choose = chooser(self._settings, self._note)
-        return pull(spec, self._settings, self._progress, self._note, choose=choose)
+        return pull(spec, self._settings, self._progress, self._note, choose=choose_files)
 
     def _note(self, text: str) -> None:
         self._put({"status": text})

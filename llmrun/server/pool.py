@@ -23,7 +23,7 @@ from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, Usa
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.use import using
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded

@@ -20,7 +20,7 @@ from llmrun.models.location import ModelLocation, find_projector, locate
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.other_programs import PROGRAMS
 from llmrun.planning.pairs import DraftFile
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import AUTO
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.questions import EngineStatus

@@ -17,7 +17,7 @@ from llmrun.batch.plan import EngineDescription, RowRequirements
 from llmrun.batch.rows import FinishedRow, PendingRow, Row, RowTemplate
 from llmrun.batch.run import AHEAD
 from llmrun.errors import LlmrunError, OutOfMemoryError, ResourceError, UsageError
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 
 
 class Collected:

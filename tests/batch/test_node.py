@@ -18,7 +18,7 @@ from llmrun.batch.plan import RowRequirements
 from llmrun.batch.rows import FinishedRow, PendingRow, Row, RowTemplate
 from llmrun.errors import OutOfMemoryError
 from llmrun.model import Model
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 
 
 class FakeRun:

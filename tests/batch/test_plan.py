@@ -17,7 +17,7 @@ from llmrun.batch.rows import Row, RowTemplate
 from llmrun.errors import UsageError
 from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import Limits

@@ -44,7 +44,8 @@ from llmrun.gguf.reader import read_header
 from llmrun.model.loading import A_CHAT, plan_with_tuned, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import LoadPreferences, make_plan, margin
+from llmrun.planning.plan import make_plan, margin
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.tuned import (
     Profile,
     TunableSettings,

@@ -240,7 +240,7 @@ def add_steps(report: peers.Report, path: str) -> None:
     from llmrun.config import load_settings
     from llmrun.model.loading import prepare
     from llmrun.models.location import locate
-    from llmrun.planning.plan import LoadPreferences
+    from llmrun.planning.preferences import LoadPreferences
 
     with prepare(locate(path, load_settings()).spec, Path(path), LoadPreferences(n_ctx=4096)) as model:
         model.start(model.new_engine())

@@ -21,7 +21,7 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantize
 
 from llmrun.gguf.reader import read_header
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.quantize.calibration import collect
 from llmrun.quantize.evaluate import evaluate, read_text
 from llmrun.quantize.job import QuantizeRequest, quantize
@@ -86,7 +86,7 @@ def collected(model: Path, folder: Path, arguments: argparse.Namespace) -> Itera
     for number, (label, text, count) in enumerate(texts):
         target = folder / f"{number}.imatrix.gguf"
         began = time.monotonic()
-        done = collect(model, target, text=text, n_tokens=count, seconds=3600, threads=arguments.threads)
+        done, _ = collect(model, target, text=text, n_tokens=count, seconds=3600, threads=arguments.threads)
         print(
             f"{label}: {done.n_tokens:,} tokens in {time.monotonic() - began:.0f} s "
             f"(writing {done.writing_seconds:.0f}, reading {done.reading_seconds:.0f})",

@@ -28,8 +28,8 @@ from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import probe, probe_details
 from llmrun.planning.memory import memory, repacked_types, without_flash_attention
-from llmrun.planning.plan import LoadPreferences
 from llmrun.planning.predict import predict, tensor_types, work_of
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import BUSY, Clock, measure
 from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.protocol.messages import Finished, Stats

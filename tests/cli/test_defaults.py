@@ -22,7 +22,7 @@ from llmrun.cli.help import topic
 from llmrun.cli.options import load_preferences
 from llmrun.errors import UsageError
 from llmrun.models.registry import load_catalogue
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.tuned import TunableSettings
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest

@@ -21,13 +21,15 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf import filenames
 from llmrun.model import loading
+from llmrun.models.download.transfer import ignore_note
 from llmrun.models.registry import load_catalogue, resolve
 from llmrun.planning import estimate, hardware
 from llmrun.planning.estimate import remote_candidates
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory
 from llmrun.planning.placement import split_model
-from llmrun.planning.plan import LoadPreferences, margin
+from llmrun.planning.plan import margin
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.devices import Gpu
 
 GB = 10**9
@@ -124,7 +126,8 @@ def test_four_commands_name_one_quant_that_fits(
     hub.repository, hub.files = repository.id, repository.files(tmp_path)
     said = Said(capsys, monkeypatch)
     candidates = {
-        one.quant: one for one in remote_candidates(resolve(repository.name, load_catalogue()), load_settings())
+        one.quant: one
+        for one in remote_candidates(resolve(repository.name, load_catalogue()), load_settings(), ignore_note)
     }
     named = set()
     for ram, vram in MACHINES:

@@ -356,11 +356,11 @@ def test_a_size_goes_to_the_mix(engine: Engine, monkeypatch: pytest.MonkeyPatch,
 def test_an_importance_matrix_is_collected_beside_the_target(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def collect(model: Path, target: Path, **more: Any) -> SimpleNamespace:
+    def collect(model: Path, target: Path, **more: Any) -> tuple[None, list[str]]:
         assert (more["text"], more["threads"]) == (None, 2)
         more["on_update"](SimpleNamespace(phase="reading", share=0.5))
         target.write_bytes(b"matrix")
-        return SimpleNamespace(notes=("the text is short",))
+        return None, ["the text is short"]
 
     monkeypatch.setattr("llmrun.quantize.calibration.collect", collect)
     done = run("tiny-F16.gguf", "--type", "q4_0", "--imatrix", "auto", "-t", "2")

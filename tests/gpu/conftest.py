@@ -23,7 +23,7 @@ from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.location import locate
 from llmrun.planning.hardware import this_machine
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.runner.client import EngineClient
 

@@ -23,7 +23,7 @@ from llmrun.model.loading import prepare
 from llmrun.models.adapters import read_adapters
 from llmrun.models.location import locate
 from llmrun.planning.pairs import DraftFile
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.beams import BeamSettings, SearchBeams

@@ -21,7 +21,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.params import Limits
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import EngineHandle, launch

@@ -20,8 +20,8 @@ NAMES = ("blk.0.attn_q.weight", "blk.14.attn_output.weight", "blk.29.ffn_down.we
 def test_sums_are_those_of_llama_imatrix(model_path: Path, tmp_path: Path) -> None:
     text = tmp_path / "numbers.txt"
     text.write_text(TEXT, encoding="utf-8")
-    collected = collect(model_path, tmp_path / "im.gguf", text=text, threads=2)
-    assert (collected.n_tensors, collected.n_tokens, collected.written_tokens) == (210, 512, 0)
+    collected, _ = collect(model_path, tmp_path / "im.gguf", text=text, threads=2)
+    assert (len(collected.tensors), collected.n_tokens, collected.written_tokens) == (210, 512, 0)
     found = read_imatrix(tmp_path / "im.gguf")
     assert (found.n_chunks, found.chunk_size) == (1, 512)
     for name, expected in plain_llama.column_sums(model_path, TEXT, 512, 1, NAMES).items():
@@ -33,10 +33,10 @@ def test_sums_are_those_of_llama_imatrix(model_path: Path, tmp_path: Path) -> No
 def test_it_writes_its_own_text(model_path: Path, tmp_path: Path) -> None:
     updates: list[ImportanceUpdate] = []
     target = tmp_path / "im.gguf"
-    collected = collect(model_path, target, text=None, threads=2, n_tokens=1024, on_update=updates.append)
+    collected, notes = collect(model_path, target, text=None, threads=2, n_tokens=1024, on_update=updates.append)
     assert collected.n_tokens >= 1024
     assert collected.written_tokens >= 1024
-    assert not collected.notes
+    assert not notes
     text = collected.text
     assert any(question in text for question in QUESTIONS)
     assert any(opening in text for opening in OPENINGS)

@@ -19,7 +19,8 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import make_plan
+from llmrun.planning.preferences import LoadPreferences
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, ())

@@ -17,6 +17,7 @@ from llmrun.errors import ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models import hub
+from llmrun.models.download.transfer import ignore_note
 from llmrun.models.hub import RemoteFile, Repository
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.estimate import (
@@ -32,7 +33,8 @@ from llmrun.planning.estimate import (
     types_of,
 )
 from llmrun.planning.hardware import Hardware, is_built_for_gpus
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import make_plan
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.runner.workers import RpcWorker, WorkerDevice
@@ -102,7 +104,7 @@ def test_prediction_heads_are_named_with_their_memory(tmp_path: Path) -> None:
     header = read_header(write_mtp_model(tmp_path / "heads.gguf", "qwen35", 1.0))
     own = local_candidate(header.path, header)
     with_heads = look_ahead(own, machine(), None, (1024,))
-    without = look_ahead(own, machine(), None, (1024,), preferences=LoadPreferences(draft_heads=False))
+    without = look_ahead(own, machine(), None, (1024,), LoadPreferences(draft_heads=False))
     added = make_plan(header, machine(), LoadPreferences(n_ctx=1024)).draft_bytes
     assert with_heads.contexts[0].needed_bytes - without.contexts[0].needed_bytes == added > header.head_bytes
     assert with_heads.notes[-1].startswith("its prediction heads (MTP) draft, for ")
@@ -115,8 +117,9 @@ def test_too_big(header: Header) -> None:
 
 
 def test_smaller_kv_type_takes_less(header: Header) -> None:
+    preferences = LoadPreferences(kv_type_k="q8_0", kv_type_v="q8_0")
     plain = look_ahead(candidate(header, GIB), machine(), None, (4096,)).contexts[0]
-    small = look_ahead(candidate(header, GIB), machine(), None, (4096,), "q8_0").contexts[0]
+    small = look_ahead(candidate(header, GIB), machine(), None, (4096,), preferences).contexts[0]
     assert small.kv_bytes == plain.kv_bytes * 34 // 64
 
 
@@ -148,7 +151,7 @@ def test_a_gpu_that_was_measured_is_predicted_with_its_share_of_the_layers(heade
     def row(free: int, gpus: tuple[MachineSpeed, ...] = (fast,), **preferred: Any) -> QuantEstimate:
         there = machine(gpus=(Gpu("CUDA0", "card", 24 * GIB, free),) if free else ())
         chosen = LoadPreferences(**preferred)
-        return look_ahead(candidate(header, 5 * GIB), there, SPEED, (4096,), preferences=chosen, gpus=gpus)
+        return look_ahead(candidate(header, 5 * GIB), there, SPEED, (4096,), chosen, gpus=gpus)
 
     whole, part, none = row(23 * GIB), row(23 * GIB, gpu_layers=1), row(0, ())
     rates = [each.decode_rate or 0 for each in (none, part, whole)]
@@ -157,6 +160,14 @@ def test_a_gpu_that_was_measured_is_predicted_with_its_share_of_the_layers(heade
     assert 0 < prefills[0] <= prefills[1] < prefills[2]  # the last layer is the output, which prompts need once
     assert (whole.contexts[0].decode_rate or 0) > 0
     assert row(23 * GIB, split_mode="tensor").decode_rate is None
+
+
+def test_a_window_that_leaves_layers_to_a_gpu_has_no_speed_without_that_gpus(header: Header) -> None:
+    small = machine(64 * GIB, gpus=(Gpu("CUDA0", "card", 24 * GIB, 43 * GIB // 8),))
+    row = look_ahead(candidate(header, 5 * GIB), small, SPEED, (4096, 131_072))
+    short, long = row.contexts
+    assert short.gpu_layers > 0 == long.gpu_layers
+    assert (short.decode_rate, long.decode_rate is not None) == (None, True)
 
 
 def test_unknown_memory_refuses_nothing(header: Header) -> None:
@@ -208,30 +219,32 @@ def repository(header: Header, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     }
     files = tuple(RemoteFile(name, size, "0" * 64) for name, size in sizes.items())
     monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, files))
-    monkeypatch.setattr("llmrun.planning.estimate.token", lambda: "secret")
+    monkeypatch.setattr(hub, "token", lambda: "secret")
     links: list[str] = []
 
     def read(url: str, *, token: str | None = None, **others: object) -> Header:
         links.append(f"{url} {token}")
         return header
 
-    monkeypatch.setattr("llmrun.planning.estimate.read_remote_header", read)
+    monkeypatch.setattr("llmrun.models.download.remote.read_remote_header", read)
     return links
 
 
 def test_every_quant_of_a_repository(repository: list[str]) -> None:
-    found = remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({"HF_ENDPOINT": "https://hub.test"}))
+    found = remote_candidates(
+        ModelSpec("o/r", repository="o/r"), load_settings({"HF_ENDPOINT": "https://hub.test"}), ignore_note
+    )
     assert {(one.quant, one.n_bytes, one.exact) for one in found} == {("Q4_K_M", 50, True), ("Q8_0", 80, False)}
     assert repository == [f"https://hub.test/o/r/resolve/{'c' * 40}/m-Q4_K_M-00001-of-00002.gguf secret"]
 
 
 def test_the_quant_that_was_named_is_looked_at_closely(repository: list[str]) -> None:
-    found = remote_candidates(ModelSpec("o/r:Q8_0", repository="o/r", quant="Q8_0"), load_settings({}))
+    found = remote_candidates(ModelSpec("o/r:Q8_0", repository="o/r", quant="Q8_0"), load_settings({}), ignore_note)
     assert [one.quant for one in found if one.exact] == ["Q8_0"]
 
 
 def test_a_link_is_one_file(repository: list[str]) -> None:
-    (found,) = remote_candidates(ModelSpec("x", url="https://x.test/m.gguf"), load_settings({}))
+    (found,) = remote_candidates(ModelSpec("x", url="https://x.test/m.gguf"), load_settings({}), ignore_note)
     assert found.exact
     assert repository == ["https://x.test/m.gguf None"]
 
@@ -239,7 +252,7 @@ def test_a_link_is_one_file(repository: list[str]) -> None:
 def test_a_repository_without_models(repository: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "repository_files", lambda *arguments: Repository("o/r", "c" * 40, False, ()))
     with pytest.raises(ModelNotFoundError):
-        remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({}))
+        remote_candidates(ModelSpec("o/r", repository="o/r"), load_settings({}), ignore_note)
 
 
 # ---- table -----------------------------------------------------------------------------------------

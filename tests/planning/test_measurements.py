@@ -24,7 +24,8 @@ from llmrun.planning.measurements import (
     measured_attention,
     remember_attention,
 )
-from llmrun.planning.plan import LoadPreferences, Measured, Plan, make_plan
+from llmrun.planning.plan import Measured, Plan, make_plan
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF, DraftPolicy
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load

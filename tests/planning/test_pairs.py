@@ -15,7 +15,8 @@ from llmrun.gguf.reader import read_header
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.pairs import DraftFile, plan_pair, read_draft
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import make_plan
+from llmrun.planning.preferences import LoadPreferences
 
 MIB = 1 << 20
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 << 30, 12 << 30)

@@ -16,8 +16,9 @@ from llmrun.gguf.layers import LayerShares
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import DEVICE_BATCH, UBATCH, memory, reserved_bytes
-from llmrun.planning.placement import ALL_LAYERS, Split, described, divide, split_model
-from llmrun.planning.plan import LoadPreferences, Plan, make_plan
+from llmrun.planning.placement import Split, described, divide, split_model
+from llmrun.planning.plan import Plan, make_plan
+from llmrun.planning.preferences import ALL_LAYERS, LoadPreferences
 from llmrun.planning.tuned import SPINS, waiting_environment
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import Load

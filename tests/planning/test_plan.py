@@ -14,8 +14,8 @@ from support.model_facts import Facts
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
-from llmrun.planning.placement import ALL_LAYERS
-from llmrun.planning.plan import LoadPreferences, Measured, choose_flash_attention, make_plan, margin, scores_fit
+from llmrun.planning.plan import Measured, choose_flash_attention, make_plan, margin, scores_fit
+from llmrun.planning.preferences import ALL_LAYERS, LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.sizes import readable_size
 

@@ -18,7 +18,6 @@ from llmrun.planning.predict import (
     main_type,
     part_of,
     predict,
-    predict_over_gpus,
     step_seconds,
     tensor_types,
     work_of,
@@ -208,12 +207,12 @@ def test_the_parts_of_the_work_are_the_whole() -> None:
 
 
 def test_layers_on_like_devices_are_as_fast_as_on_one() -> None:
-    over = predict_over_gpus(LAYERED, (SPEED,) * 3, (10, 10), depth=100)
+    over = predict(LAYERED, SPEED, (SPEED, SPEED), (10, 10), depth=100)
     assert over.decode_rate == pytest.approx(predict(LAYERED, SPEED, depth=100).decode_rate)
 
 
 def test_a_slow_gpu_makes_it_slow_by_its_share() -> None:
     slow = replace(SPEED, read=1e8, types={kind: Rates(((100.0, 1e8),), 1e9) for kind in SPEED.types})
-    rates = [predict_over_gpus(LAYERED, (SPEED, slow), (count,)).decode_rate for count in (0, 1, 10, 20, 30)]
+    rates = [predict(LAYERED, SPEED, (slow,), (count,)).decode_rate for count in (0, 1, 10, 20, 30)]
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > 5 * rates[-1]

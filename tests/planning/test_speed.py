@@ -11,7 +11,7 @@ import pytest
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.planning import speed
-from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware import Details, Hardware
 from llmrun.planning.measurements import keep_entry, machine_key
 from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
@@ -58,12 +58,13 @@ class Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     fake = Engine()
     monkeypatch.setattr(speed, "EngineClient", lambda: fake)
+    monkeypatch.setattr(speed, "probe_details", lambda: Details(last_cache=123))
     monkeypatch.setattr(speed.Clock, "others", lambda self: fake.others)
     return fake
 
 
 def test_measured_once(engine: Engine, tmp_path: Path) -> None:
-    first = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new", cache=123)
+    first = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new")
     assert engine.asked == [MeasureKernels(4, ("Q4_K", "Q6_K"), 123)]
     assert first.types["Q6_K"] == RATES
     again = speed_of(MACHINE, {"Q6_K"}, tmp_path / "new")
@@ -93,7 +94,7 @@ def test_another_build_of_llama_cpp_is_measured_for_itself(
 def test_another_type_is_measured_and_joins(engine: Engine, tmp_path: Path) -> None:
     speed_of(MACHINE, {"Q6_K"}, tmp_path)
     found = speed_of(MACHINE, {"Q6_K", "Q8_0"}, tmp_path)
-    assert engine.asked[1] == MeasureKernels(4, ("Q4_K", "Q8_0"))
+    assert engine.asked[1] == MeasureKernels(4, ("Q4_K", "Q8_0"), 123)
     assert set(found.types) == {"Q4_K", "Q6_K", "Q8_0"}
 
 

@@ -13,7 +13,8 @@ import llmrun
 from llmrun.bench.results import BenchRow, setting_columns
 from llmrun.cli.bench import bench_arguments
 from llmrun.errors import UsageError
-from llmrun.planning.plan import LOAD_OPTIONS, LoadPreferences, Plan
+from llmrun.planning.plan import Plan
+from llmrun.planning.preferences import LOAD_OPTIONS, LoadPreferences
 from llmrun.protocol.jobs.evaluate import Evaluate, ScoreText
 from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import SETTINGS, EngineSettings, check_setting, common_fields
@@ -21,7 +22,7 @@ from llmrun.protocol.settings import SETTINGS, EngineSettings, check_setting, co
 ROOM = Path(llmrun.__file__).parent
 DECLARING = {
     ("protocol/settings.py", "EngineSettings"),
-    ("planning/plan.py", "LoadPreferences"),  # whose fields may be None
+    ("planning/preferences.py", "LoadPreferences"),  # whose fields may be None
     ("protocol/jobs/explain.py", "RunCollected"),  # a fact about a run
 }
 

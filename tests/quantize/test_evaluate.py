@@ -15,7 +15,7 @@ from llmrun.model import loading
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import probe
 from llmrun.planning.measurements import remember_attention
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.jobs.evaluate import ScoreText
 from llmrun.protocol.speculation import AttentionTime
 from llmrun.quantize import evaluate as module

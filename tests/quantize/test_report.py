@@ -13,7 +13,7 @@ from support.gguf_writer import runnable_model, write
 from support.report_fake import FIGURES, FakeMeasures, card, row
 
 from llmrun.errors import CancelledError, DiskFullError, LlmrunError, TerminatedError, UsageError
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.jobs.bench import Bench, BenchModel, BenchResult, Repetition
 from llmrun.protocol.jobs.evaluate import Divergence, EvaluateResult, Figure
 from llmrun.quantize import report

@@ -17,7 +17,7 @@ from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, U
 from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, locate
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.messages import Stats
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.http import CrashingPromptError

@@ -20,7 +20,8 @@ from typing import Any
 from llmrun.engine.llama.library import import_llama
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
-from llmrun.planning.plan import LoadPreferences, make_plan
+from llmrun.planning.plan import make_plan
+from llmrun.planning.preferences import LoadPreferences
 
 TIE = 0.1
 """Logits of two tokens this close may change places with the number of threads."""

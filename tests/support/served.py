@@ -17,7 +17,7 @@ import pytest
 from llmrun.chat.passages import FolderIndex
 from llmrun.config import load_settings
 from llmrun.model import Model
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy

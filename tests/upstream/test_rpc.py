@@ -19,7 +19,7 @@ from llmrun.errors import EngineCrashedError, NetworkError
 from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.planning.plan import LoadPreferences
+from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.messages import TextDelta
 from llmrun.protocol.params import Limits
 from llmrun.runner.client import EngineClient

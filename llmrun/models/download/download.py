@@ -21,7 +21,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO, cast
+
+import httpx2
 
 from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError
 from llmrun.models.download.transfer import (
@@ -43,10 +45,6 @@ from llmrun.models.download.transfer import (
 )
 from llmrun.models.store.new_file import disk_errors, exclusive, require_space
 from llmrun.storage import sync_folder
-
-if TYPE_CHECKING:
-    import httpx2
-
 
 CHUNK_BYTES = 1 << 20
 _LONGEST_VERSION = 1024
@@ -318,8 +316,6 @@ class _Transfer:
 
     def run(self) -> None:
         """Return when every byte has arrived, verified or not. Raises as download()."""
-        import httpx2
-
         self._progress(self._part.arrived, self._part.size, always=True)
         try:
             with new_client(self._policy) as client:
@@ -545,8 +541,6 @@ class _RangeReader:
                     stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it
 
     def _run(self, client: httpx2.Client) -> None:
-        import httpx2
-
         try:
             self._read(client)
             self._finish(None)

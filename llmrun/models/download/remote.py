@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import httpx2
 
 from llmrun.errors import NetworkError
 from llmrun.gguf.header import other_parts, unite
@@ -33,9 +34,6 @@ from llmrun.models.download.transfer import (
     total_bytes,
     with_retries,
 )
-
-if TYPE_CHECKING:
-    import httpx2
 
 FIRST_BYTES = 2 << 20
 """Length of the first request: enough for a vocabulary of 50,000 tokens."""
@@ -176,8 +174,6 @@ class _RemoteFile:
 
 @contextmanager
 def _network_errors(source: TransferSource) -> Iterator[None]:
-    import httpx2
-
     try:
         yield
     except httpx2.InvalidURL as error:

@@ -6,22 +6,22 @@ A token goes only to the host it is meant for. Links stay out of messages, since
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
+
+import httpx2
 
 from llmrun.config import ca_file
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
-
-if TYPE_CHECKING:
-    import ssl
-
-    import httpx2
 
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -94,8 +94,6 @@ def with_retries(ask: Callable[[], Answer], policy: RetryPolicy, on_note: OnNote
 
 def new_client(policy: RetryPolicy) -> httpx2.Client:
     """Return a client that uses the environment's proxies and certificates."""
-    import httpx2
-
     timeout = httpx2.Timeout(policy.stall_seconds, connect=policy.connect_seconds)
     try:
         return httpx2.Client(timeout=timeout, verify=trusted_certificates())
@@ -108,8 +106,6 @@ def trusted_certificates() -> ssl.SSLContext | bool:
 
     Raises NetworkError if the named file or folder can't be read.
     """
-    import ssl
-
     path = ca_file()
     if path is None:
         return True
@@ -139,8 +135,6 @@ class Link:
 
         Raises NetworkError for too many redirects, or one to an invalid or insecure URL.
         """
-        import httpx2
-
         first = httpx2.URL(self.source.url)
         with self._lock:
             url = httpx2.URL(self._final or first)
@@ -168,8 +162,6 @@ class Link:
 @contextmanager
 def _opened(client: httpx2.Client, url: httpx2.URL, headers: dict[str, str]) -> Iterator[httpx2.Response]:
     """Open a response. Raises InvalidURL for a host that is no name, such as "a..b", also that of a proxy."""
-    import httpx2
-
     with ExitStack() as stack:
         try:
             response = stack.enter_context(client.stream("GET", url, headers=headers))
@@ -179,8 +171,6 @@ def _opened(client: httpx2.Client, url: httpx2.URL, headers: dict[str, str]) -> 
 
 
 def _next_url(url: httpx2.URL, response: httpx2.Response, source: TransferSource) -> httpx2.URL:
-    import httpx2
-
     location = response.headers.get("location", "")
     invalid = NetworkError(f"invalid redirect for {source.label}")
     try:
@@ -204,8 +194,6 @@ def raise_for_status(
     response: httpx2.Response, source: TransferSource, policy: RetryPolicy = DEFAULT_RETRY_POLICY
 ) -> None:
     """Raise unless the response brings the file: RetryableError where another attempt may help."""
-    import httpx2
-
     status = response.status_code
     host = response.url.host
     if status in (200, 206):
@@ -294,9 +282,6 @@ def wait_seconds(response: httpx2.Response, error: LlmrunError, policy: RetryPol
     if text.isascii() and text.isdigit():
         seconds = float(text[:12])
     elif text:
-        from datetime import datetime, timezone
-        from email.utils import parsedate_to_datetime
-
         with suppress(ValueError, TypeError, OverflowError):
             seconds = (parsedate_to_datetime(text) - datetime.now(timezone.utc)).total_seconds()
     if seconds > policy.longest_wait_seconds:
@@ -307,8 +292,6 @@ def wait_seconds(response: httpx2.Response, error: LlmrunError, policy: RetryPol
 
 def connection_error(source: TransferSource, error: httpx2.HTTPError) -> NetworkError:
     """Translate a failed connection into our error."""
-    import httpx2
-
     host = host_of(source.url)
     with suppress(RuntimeError):  # no request was made yet
         host = error.request.url.host or host
@@ -339,8 +322,6 @@ def fetch_page(source: TransferSource, *, accept: str, max_bytes: int) -> tuple[
     Raises:
         NetworkError, LoginRequiredError, ModelNotFoundError: as download().
     """
-    import httpx2
-
     policy = DEFAULT_RETRY_POLICY
     try:
         with (

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from llmrun import storage
 from llmrun.errors import UsageError
 from llmrun.gguf.filenames import all_parts
@@ -132,8 +134,6 @@ def exclusive(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
     Args:
         on_wait: called once when another process holds the lock.
     """
-    from filelock import FileLock, Timeout
-
     lock.parent.mkdir(parents=True, exist_ok=True)
     file_lock = FileLock(lock)
     try:

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from llmrun.errors import UsageError
 from llmrun.gguf import filenames
 from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
@@ -316,8 +318,6 @@ def _free(lock: Path | None) -> Iterator[bool]:
     if lock is None or not lock.exists():
         yield True
         return
-    from filelock import FileLock, Timeout
-
     file_lock = FileLock(lock)
     try:
         file_lock.acquire(timeout=0)

@@ -100,7 +100,7 @@ def test_sums_are_those_of_the_plain_twin(tied: bool, tmp_path: Path) -> None:
     model, text = model_file(tmp_path, tensors), text_file(tmp_path)
     updates: list[ImportanceUpdate] = []
     target = tmp_path / "im.gguf"
-    collected = collect(model, target, text=text, threads=1, on_update=updates.append, includes_output=True)
+    collected, _ = collect(model, target, text=text, threads=1, on_update=updates.append, includes_output=True)
     tokens = tokens_of(model, TEXT)
     pieces = [tokens[start : start + N_CTX] for start in range(0, len(tokens) - N_CTX + 1, N_CTX)]
     assert len(pieces) > 2
@@ -138,9 +138,9 @@ def test_the_output_matrix_is_left_out_as_in_llama_cpp(tmp_path: Path) -> None:
 
 def test_a_short_text_is_read_as_it_is(tmp_path: Path) -> None:
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL))
-    collected = collect(model, tmp_path / "im.gguf", text=text_file(tmp_path, "abcdefgh" * 4), threads=1)
+    collected, notes = collect(model, tmp_path / "im.gguf", text=text_file(tmp_path, "abcdefgh" * 4), threads=1)
     assert 16 <= collected.n_tokens <= 32
-    assert "only" in collected.notes[0]
+    assert "only" in notes[0]
 
 
 # ---- what a model writes itself
@@ -150,7 +150,7 @@ def test_a_model_writes_its_own_text_and_the_same_one_again(tmp_path: Path) -> N
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL))
     updates: list[ImportanceUpdate] = []
     made = [
-        collect(model, tmp_path / name, text=None, threads=1, n_tokens=1500, on_update=updates.append)
+        collect(model, tmp_path / name, text=None, threads=1, n_tokens=1500, on_update=updates.append)[0]
         for name in ("a.gguf", "b.gguf")
     ]
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
@@ -159,7 +159,7 @@ def test_a_model_writes_its_own_text_and_the_same_one_again(tmp_path: Path) -> N
     assert sum(opening in made[0].text for opening in OPENINGS) > PARALLEL, "others follow those that are done"
     assert not any(question in made[0].text for question in QUESTIONS)  # it has no chat template
     assert [update.phase for update in updates if update.phase != "writing"][:2] == ["loading", "reading"]
-    other = collect(model, tmp_path / "c.gguf", text=None, threads=1, n_tokens=1500, seed=1)
+    other, _ = collect(model, tmp_path / "c.gguf", text=None, threads=1, n_tokens=1500, seed=1)
     assert other.text != made[0].text
 
 
@@ -169,7 +169,7 @@ def test_a_model_writes_its_own_text_and_the_same_one_again(tmp_path: Path) -> N
 )
 def test_questions_are_asked_where_the_chat_template_leaves_room(template: str, is_good: bool, tmp_path: Path) -> None:
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL), template)
-    text = collect(model, tmp_path / "im.gguf", text=None, threads=1, n_tokens=600).text
+    text = collect(model, tmp_path / "im.gguf", text=None, threads=1, n_tokens=600)[0].text
     assert (QUESTIONS[0] in text) == is_good
     assert OPENINGS[0] in text
 
@@ -179,14 +179,14 @@ def test_the_rest_of_a_very_long_text_is_left_out_and_that_is_said(
 ) -> None:
     monkeypatch.setattr(calibration, "MAX_READ_TOKENS", 2 * N_CTX)
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL))
-    collected = collect(model, tmp_path / "im.gguf", text=text_file(tmp_path), threads=1)
+    collected, notes = collect(model, tmp_path / "im.gguf", text=text_file(tmp_path), threads=1)
     assert collected.n_tokens == 2 * N_CTX
-    assert "only the first 256 tokens" in collected.notes[-1]
+    assert "only the first 256 tokens" in notes[-1]
 
 
 def test_writing_ends_when_its_time_is_over(tmp_path: Path) -> None:
     model = model_file(tmp_path, llama_like(N_BYTE_LEVEL))
-    collected = collect(model, tmp_path / "im.gguf", text=None, threads=1, n_tokens=10**7, seconds=0.3)
+    collected, _ = collect(model, tmp_path / "im.gguf", text=None, threads=1, n_tokens=10**7, seconds=0.3)
     assert collected.written_tokens < 10**6
 
 
