@@ -41,7 +41,7 @@ from llmrun.convert.hyperparameters import Shape
 from llmrun.errors import BadModelError, UsageError, listed
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import padded, read_header
-from llmrun.gguf.rules import check, check_crashes, check_vocabulary
+from llmrun.gguf.rules import check, check_vocabulary
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.models.store.new_file import arriving, remove_leftovers, require_room
 
@@ -238,17 +238,12 @@ class SignedInt(int):
     """Integer that is written as signed (GGUF's i32)."""
 
 
-def check_model(header: Header) -> None:
-    check(header)
-    check_crashes(header)
-
-
 def write_model(
     target: Path,
     metadata: Mapping[str, Any],
     tensors: Sequence[OutputTensor],
     on_progress: OnProgress = lambda done, total: None,
-    rules: Callable[[Header], None] = check_model,
+    rules: Callable[[Header], None] = check,
 ) -> int:
     """Write and verify a file under a temporary name, then rename it to the target; return its size in bytes.
 
@@ -300,7 +295,7 @@ def _verify(
     if written != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
         raise BadModelError(f"{str(target)!r} was not written correctly", hint="run the same command again")
     rules(replace(header, path=target))  # messages name the target
-    if rules is check_model:
+    if rules is check:
         check_vocabulary(header)
 
 

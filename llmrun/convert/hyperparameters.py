@@ -17,10 +17,11 @@ from llmrun.convert.checkpoint import TensorSource
 from llmrun.convert.folder import Config, Folder
 from llmrun.errors import BadModelError, UsageError
 from llmrun.gguf.layers import MAX_LAYERS
-from llmrun.gguf.rules import MAX_CONTEXT, MAX_EXPERTS, MAX_VOCABULARY
+from llmrun.gguf.rules import MAX_CONTEXT, MAX_VOCABULARY
 from llmrun.protocol.codec import load_json
 
 MAX_WIDTH = 1 << 20
+MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
 _POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
 _POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
 _MAX_MODULES = 100

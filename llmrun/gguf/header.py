@@ -1,6 +1,6 @@
 """The header of a model file, or one of several: tensors, the meaning of its metadata, and the figures that follow.
 
-reader.py has the file format, rules.py the values that make llama.cpp abort, layers.py the KV cache of each
+reader.py has the file format, rules.py the values that are refused, layers.py the KV cache of each
 architecture.
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -30,6 +31,7 @@ _USUAL = (  # parts of log lines that explain nothing
 )
 _TELLING = ("GGML_ASSERT", "pre-allocated", "rror", "failed", "terminate")  # parts of log lines that name a cause
 _LAST = "failed to load model"  # follows every reason
+_BUILD_FOLDER = re.compile(r"\S*/vendor/llama\.cpp/")  # of the library, in the source files that assertions name
 
 Run = Callable[[Callable[[], None]], object]
 
@@ -202,7 +204,7 @@ class Pipe:
             line.strip() for line in text.splitlines() if line.strip() and not any(words in line for words in _USUAL)
         ]
         telling = [line for line in lines if _LAST not in line and any(word in line for word in _TELLING)]
-        return (telling or lines or [""])[-1][:500]
+        return _BUILD_FOLDER.sub("", (telling or lines or [""])[-1])[:500]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

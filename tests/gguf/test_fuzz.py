@@ -32,7 +32,7 @@ from support.gguf_writer import (
 
 from llmrun.errors import BadModelError, LlmrunError
 from llmrun.gguf.reader import Header, NeedMoreBytes, parse_header, read_header
-from llmrun.gguf.rules import check, check_crashes, check_vocabulary
+from llmrun.gguf.rules import check, check_vocabulary
 
 MUTATIONS = 8_000
 MOST_LOOPS = 200  # about a second on an idle machine
@@ -56,7 +56,6 @@ def examine(path: Path) -> None:
     header = read_header(path)
     tell_everything(header)
     check(header)
-    check_crashes(header)
     check_vocabulary(header)
 
 

@@ -6,28 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broken_headers import BROKEN, experts, other
+from support.broken_headers import BROKEN, other
 from support.effort import loops
-from support.gguf_writer import TENSORS, TensorSpec, gguf, metadata, tiny_model, write
+from support.gguf_writer import TENSORS, TensorSpec, gguf, tiny_model, write
 
 from llmrun.errors import BadModelError
 from llmrun.gguf.reader import Header, read_header
-from llmrun.gguf.rules import cause_of_crash, check, check_crashes, check_vocabulary
+from llmrun.gguf.rules import cause_of_crash, check, check_vocabulary
 
 
 def header_of(folder: Path, changes: dict[str, Any], tensors: tuple[TensorSpec, ...] = TENSORS) -> Header:
     return read_header(write(folder / "tiny.gguf", tiny_model(changes, tensors)))
 
 
-REFUSED = {
-    "no architecture", "projector", "adapter", "no layers", "layers missing", "layers as text", "too many layers",
-    "more predicted layers than layers", "no context", "endless context", "endless vocabulary", "no vocabulary",
-    "endless template", "endless heads", "endless keys", "endless width", "endless window", "nothing rotated",
-}  # fmt: skip
-"""What is not tried: no models, counts that overflow, and what llama.cpp never returns from."""
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("name", BROKEN)
 def test_what_is_refused_beforehand(tmp_path: Path, name: str) -> None:
     changes, words = BROKEN[name]
     with pytest.raises(BadModelError) as caught:
@@ -63,76 +55,14 @@ def test_files_that_only_draft_are_named(tmp_path: Path, architecture: str, tens
     assert caught.value.what == f"'drafter.gguf' is {words}, not a model"
 
 
-@pytest.mark.parametrize("name", sorted(BROKEN.keys() - REFUSED))
-def test_what_explains_a_crash_is_tried_first(tmp_path: Path, name: str) -> None:
-    changes, words = BROKEN[name]
-    header = header_of(tmp_path, changes)
-    check(header)
-    with pytest.raises(BadModelError) as caught:
-        check_crashes(header)
-    assert words in caught.value.why
-    reason = cause_of_crash(header.path)
-    assert reason is not None
-    assert words in reason.why
-
-
-@pytest.mark.parametrize(
-    ("tensor", "words"),
-    [
-        (TensorSpec("blk.0.attn_norm.weight", (64,), 1, 128), "'blk.0.attn_norm.weight' has the type F16"),
-        (TensorSpec("blk.0.attn_q.bias", (64,), 8, 68), "'blk.0.attn_q.bias' has the type Q8_0"),
-        (TensorSpec("token_embd.weight", (64, 16), 28, 8192), "'token_embd.weight' has the type F64"),
-        (TensorSpec("blk.0.ffn_up.weight", (64, 16), 26, 4096), "'blk.0.ffn_up.weight' has the type I32"),
-        (TensorSpec("blk.0.ffn_up.weight", (64, 16), 9, 32 * 36), "'blk.0.ffn_up.weight' has the type Q8_1"),
-        (TensorSpec("anything", (256,), 15, 292), "'anything' has the type Q8_K"),
-        (TensorSpec("rope_freqs.weight", (8,), 1, 16), "'rope_freqs.weight' has the type F16"),
-    ],
-)
-def test_tensor_types_that_kill(tmp_path: Path, tensor: TensorSpec, words: str) -> None:
-    with pytest.raises(BadModelError) as caught:
-        check_crashes(header_of(tmp_path, {}, (tensor,)))
-    assert words in caught.value.why
-
-
-def test_data_that_is_not_aligned(tmp_path: Path) -> None:
-    path = write(tmp_path / "tiny.gguf", gguf({**metadata(), "general.alignment": 1}, TENSORS, alignment=1))
-    with pytest.raises(BadModelError, match="not a multiple of 32"):
-        check_crashes(read_header(path))
-
-
-def test_tables_of_numbers_may_be_whole(tmp_path: Path) -> None:
-    check_crashes(header_of(tmp_path, {}, (TensorSpec("blk.0.ffn_gate_tid2eid", (4, 4), 26, 64), *TENSORS)))
-
-
 def test_no_tensors(tmp_path: Path) -> None:
     with pytest.raises(BadModelError, match="no tensors"):
         check(header_of(tmp_path, {}, ()))
 
 
-FINE: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "experts": experts(count=8, used_count=2, group_count=4, group_used_count=2),
-    "hunyuan's single expert": {
-        "general.architecture": "hunyuan-vl", "hunyuan-vl.block_count": 1, "hunyuan-vl.context_length": 8,
-        "hunyuan-vl.embedding_length": 8, "hunyuan-vl.expert_count": 1, "hunyuan-vl.expert_used_count": 0,
-    },
-    "partly rotated": other("phi2", rope__dimension_count=8),
-    "keys longer than values": other("deepseek2", attention__key_length=24, attention__value_length=16),
-    "windows": other("gemma3", attention__sliding_window=8),
-    "a state's heads": other("mamba2", ssm__time_step_rank=4, ssm__inner_size=128),
-    "recurrent layers": {"llama.attention.head_count_kv": [0, 2]},
-    "stated heads": {"llama.embedding_length": 66, "llama.attention.key_length": 16},
-    "beginning by default": {"tokenizer.ggml.add_bos_token": True},
-    "beginning stated": {
-        "tokenizer.ggml.model": "t5", "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 3,
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FINE)
-def test_good_headers_pass(tmp_path: Path, name: str) -> None:
-    check(header_of(tmp_path, FINE[name]))
-    check_crashes(header_of(tmp_path, FINE[name]))
+def test_good_headers_pass(tmp_path: Path) -> None:
+    check(header_of(tmp_path, {}))
+    check(header_of(tmp_path, other("kimi-linear", rope__dimension_count=0)))
 
 
 # ---- vocabulary
@@ -191,4 +121,4 @@ def test_vocabulary_of_numbers(tmp_path: Path) -> None:
 
 def test_checks_are_cheap(tmp_path: Path) -> None:
     header = header_of(tmp_path, {"tokenizer.ggml.tokens": [f"token {n}" for n in range(50_000)]})
-    assert loops(lambda: (check(header), check_crashes(header), check_vocabulary(header))) < 100
+    assert loops(lambda: (check(header), check_vocabulary(header))) < 100

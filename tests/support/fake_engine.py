@@ -49,7 +49,7 @@ LOADED: list[Load] = []
 FOREVER = 3600  # seconds: longer than a test may take
 TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
 OTHER = (" other", tuple(b" other"), -1.5)
-LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
+LAST_WORDS = "/tmp/pip-install-1/vendor/llama.cpp/fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 TOO_LARGE = "ggml-backend.cpp:941: pre-allocated tensor (cache_k_l0) in a buffer (Vulkan0) that cannot run it"
 
 

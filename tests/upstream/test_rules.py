@@ -15,10 +15,8 @@ pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name
 # llama.cpp says no to these by itself, or bears them where they are all that is wrong with a tiny model.
 BORNE = {
     "no architecture", "projector", "adapter", "layers missing", "layers as text", "no context", "endless context",
-    "endless vocabulary", "no vocabulary", "width can't be shared", "odd rope", "no tokenizer", "endless template",
-    "no beginning to add", "beginning beyond the vocabulary", "endless heads", "endless keys", "endless width",
-    "endless window", "keys rotated in part", "odd rope in the window", "keys of no length",
-    "all keys are somebody else's", "no heads of state",
+    "endless vocabulary", "no vocabulary", "endless template", "endless heads", "endless keys", "endless width",
+    "endless window",
 }  # fmt: skip
 
 
