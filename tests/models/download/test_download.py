@@ -18,7 +18,6 @@ from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
 
 from llmrun import storage
 from llmrun.errors import (
-    BadModelError,
     DiskFullError,
     IntegrityError,
     ModelNotFoundError,
@@ -230,14 +229,6 @@ def test_cut_without_a_hash_is_noticed_and_repeated(hub: StandInHub, target: Pat
     hub.faults.cut_after = [1000]
     fetch(hub, target, sha256=None, size=None)
     assert target.read_bytes() == CONTENT
-
-
-def test_file_that_begins_otherwise_ends_at_once(hub: StandInHub, target: Path) -> None:
-    hub.faults.bytes_per_second = 1_000_000
-    with pytest.raises(BadModelError, match="leads to no model"):
-        fetch(hub, target, sha256=None, size=None, starts_with=b"GGUF")
-    assert hub.sent < len(CONTENT)
-    assert not list(target.parent.iterdir())
 
 
 def test_full_disk_is_noticed_before(hub: StandInHub, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
