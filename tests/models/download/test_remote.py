@@ -103,10 +103,7 @@ def test_a_broken_connection_goes_on_where_it_was(hub: StandInHub) -> None:
 @pytest.mark.parametrize(
     ("faults", "kind", "words"),
     [
-        ({"encoding": "gzip"}, NetworkError, "compressed"),
-        ({"content_type": "text/html"}, NetworkError, "web page"),
         ({"content_range": "bytes 7-20/100"}, NetworkError, "does not understand ranges"),
-        ({"content_range": "nonsense"}, NetworkError, "does not understand ranges"),
         ({"content_range": f"bytes 0-{2**21 - 1}/*"}, NetworkError, "how large"),
         ({"chunked": True, "ignore_range": True}, NetworkError, "how large"),
         ({"content": b""}, NetworkError, "the server's file is shorter"),
@@ -115,14 +112,8 @@ def test_a_broken_connection_goes_on_where_it_was(hub: StandInHub) -> None:
         ({"content": tiny_model()[:-1]}, BadModelError, "cut off"),
         ({"statuses": [404]}, ModelNotFoundError, "404"),
         ({"resolve_statuses": [401]}, LoginRequiredError, "login"),
-        ({"resolve_statuses": [403]}, LoginRequiredError, "login"),
-        ({"statuses": [500] * 9}, NetworkError, "500"),
         ({"stall_after": 1000}, NetworkError, "stopped arriving"),
-        ({"silent": 9}, NetworkError, "stopped arriving"),
         ({"cut_after": [10] * 9}, NetworkError, ""),
-        ({"circle": True}, NetworkError, "too many redirects"),
-        ({"location": "ftp://localhost/x"}, NetworkError, "unsafe"),
-        ({"location": "http://[nonsense/x"}, NetworkError, ""),
     ],
 )  # fmt: skip
 def test_faults(hub: StandInHub, faults: dict[str, Any], kind: type[LlmrunError], words: str) -> None:
@@ -151,8 +142,3 @@ def test_a_file_that_changes_between_two_requests(hub: StandInHub, monkeypatch: 
     monkeypatch.setattr(remote, "parse_header", then_change)
     with pytest.raises(NetworkError, match="changed while it was read"):
         read(hub)
-
-
-def test_nobody_listens() -> None:
-    with pytest.raises(NetworkError, match="can't reach"):
-        read_remote_header("http://127.0.0.1:9/x.gguf", policy=QUICK)

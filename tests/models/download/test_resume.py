@@ -156,17 +156,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_disk_is_too_small_from_the_start(small_disk: Path, hub: StandInHub, tmp_path: Path) -> None:
-    (small_disk / "other").write_bytes(bytes(10_000_000))
-    status, stderr = finish(start())
-    assert status == 6
-    assert f"{len(SMALL):,} bytes are needed, " in stderr
-    assert not hub.transfers()
-    (small_disk / "other").unlink()
-    assert finish(start())[0] == 0
-    assert installed(tmp_path) == SMALL
-
-
 def test_disk_fills_up_meanwhile(small_disk: Path, hub: StandInHub, tmp_path: Path) -> None:
     hub.faults.bytes_per_second = len(SMALL) / 2
     process = start()
