@@ -76,18 +76,16 @@ _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; 
 
 
 class Commands:
-    """The commands by state, for cancelling: waiting, in the loop, or running in llama.cpp's thread.
+    """The commands by state, for cancelling: waiting, or running in llama.cpp's thread.
 
     Args:
         flag: stops the computation.
 
     Attributes:
-        answering: requests in the loop.
         busy: the running command; None between commands, while the loop may run.
     """
 
     def __init__(self, flag: _native.CancelFlag) -> None:
-        self.answering: set[int] = set()
         self.busy: int | None = None
         self._flag = flag
         self._lock = threading.Lock()
@@ -231,7 +229,7 @@ class EngineProcess:
 
     def _is_alone(self, request: int) -> bool:
         model = self._model
-        return self._commands.answering == {request} or (model is not None and model.engine.runs_alone(request))
+        return model is not None and model.engine.runs_alone(request)
 
     # ---- the thread that prepares --------------------------------------------------------------------------
 
@@ -309,7 +307,8 @@ class EngineProcess:
                     self._gather()
                 began = time.perf_counter()
                 seconds = self._outbox.due - began
-                self._emit(engine.step(RunLimit(1 if self._sliced else _MAX_RUN, seconds, self._queued), self._emit))
+                limit = RunLimit(1 if self._sliced else _MAX_RUN, seconds, self._queued)
+                self._outbox.add(engine.step(limit, self._outbox.add))
                 self._share.seconds = time.perf_counter() - began
             if self._sliced:
                 self._do_slice()
@@ -337,19 +336,11 @@ class EngineProcess:
             job.slices.close()
             self._channel.send(_failure(Aborted(), request))
 
-    def _emit(self, events: list[Event]) -> float:
-        """Send events of the loop; return the seconds until the next text is due."""
-        for event in events:
-            if isinstance(event, Finished | Failed):
-                self._commands.answering.discard(event.request)
-        self._outbox.add(events)
-        return max(0.0, self._outbox.due - time.perf_counter())
-
     def _gather(self) -> None:
         """Wait briefly for requests in preparation: prompts that arrive together share the first prefill."""
         ends_at = time.perf_counter() + _GATHER_SECONDS
         while self._commands.n_answers and (seconds := ends_at - time.perf_counter()) > 0:
-            self._emit(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
+            self._outbox.add(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
             with suppress(queue.Empty):
                 self._handle(*self._to_compute.get(timeout=seconds))
 
@@ -393,7 +384,6 @@ class EngineProcess:
 
     def _generate(self, sequence: Sequence) -> None:
         self._loaded_model().engine.add(sequence)
-        self._commands.answering.add(sequence.request)
 
     def _explain(self, command: ExplainChoices) -> AnswerExplanation:
         answer = self._loaded_model().engine.finished(command.answer)

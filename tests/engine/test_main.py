@@ -357,7 +357,7 @@ def test_an_answer_cancelled_while_others_are_prepared_is_no_longer_counted(monk
     running.channel.finished(1)
     gate.open()
     running.channel.finished(2)
-    assert not running.process._commands.answering
+    assert not running.model.engine.runs_alone(2)
 
 
 def test_a_long_preparation_does_not_hold_up_an_idle_engine() -> None:
@@ -680,8 +680,9 @@ def test_a_cancelled_job_whose_decode_call_is_aborted_fails_alone(
 
 def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
     """Else a quick thread clears the flag first, and every later computation is stopped by it."""
-    process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
-    process._commands.answering.add(1)
+    running = Running()
+    process = running.process
+    running.model.engine.add(running.model.preparer.prepare(ask(1), lambda event: None))
     states: list[bool] = []
     process._to_compute = SimpleNamespace(put=lambda item: states.append(process._flag.is_set))  # type: ignore[assignment]
     process._cancel(Cancel(1))
