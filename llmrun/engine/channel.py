@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain, groupby
 from typing import Any, BinaryIO
@@ -49,7 +49,14 @@ class Channel:
 
     def send(self, *events: Event) -> None:
         """Send events in one write, and Failed instead of one that is too large; exit if the front is gone."""
-        data = b"".join(chain.from_iterable(_encoded(group, is_text) for is_text, group in groupby(events, _is_text)))
+        data = bytearray()
+        for is_text, group in groupby(events, _is_text):
+            frames: list[Any] = list(group)
+            if is_text:
+                with suppress(FrameError):
+                    data += encode_text(frames)  # one frame for all
+                    continue
+            data += b"".join(map(_encoded, frames))
         try:
             with self._lock:
                 self._events.write(data)
@@ -62,18 +69,11 @@ def _is_text(event: Event) -> bool:
     return type(event) is TextDelta and not event.logprobs
 
 
-def _encoded(events: Iterable[Any], is_text: bool) -> Iterator[bytes]:
-    """Yield the frames of events: text has one frame together, if that is not too large."""
-    events = list(events)
-    if is_text:
-        with suppress(FrameError):
-            yield encode_text(events)
-            return
-    for event in events:
-        try:
-            yield encode(event)
-        except FrameError as error:
-            yield encode(Failed.of(UsageError("the answer is too large", why=str(error)), event.request))
+def _encoded(event: Any) -> bytes:
+    try:
+        return encode(event)
+    except FrameError as error:
+        return encode(Failed.of(UsageError("the answer is too large", why=str(error)), event.request))
 
 
 class Outbox:
@@ -103,8 +103,12 @@ class Outbox:
         """The time by the clock before which text waits."""
         return self._sent_at + self.interval
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Send the events of a step, now or with the next ones, in the order of each request."""
+    def add(self, events: Iterable[Event]) -> float:
+        """Send the events of a step, now or with the next ones, in the order of each request.
+
+        Returns:
+            The seconds until the next text is due.
+        """
         due: list[Event] = []
         for event in events:
             if isinstance(event, TextDelta):
@@ -117,6 +121,7 @@ class Outbox:
             self._sent_at = self._clock()
         if due:
             self._send(*due)
+        return max(0.0, self.due - self._clock())
 
 
 def _add(pieces: list[TextDelta], piece: TextDelta) -> None:

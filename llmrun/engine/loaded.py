@@ -5,76 +5,72 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.mtp_model import HeadModel
+from llmrun.engine.core.states import KVStore, StateKey
 from llmrun.engine.core.steps import ATTENTION_CELLS, measure_attention
 from llmrun.engine.embedding import Embedder
+from llmrun.engine.llama.base import DecodeError
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.library import build, cpu_variant
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.filenames import all_parts
 from llmrun.protocol.adapters import by_default
-from llmrun.protocol.loading import Load
+from llmrun.protocol.loading import DeviceBuffer, Load
 from llmrun.protocol.questions import SaveState, StateSaved
 from llmrun.protocol.speculation import AttentionTime
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.mtp_model import HeadModel
     from llmrun.engine.core.slots import HostPrefix
-    from llmrun.engine.core.states import KVStore, StateKey
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
 
 
 class LoadedModel:
-    """The components that serve one model; only `preparer` may be used beside the loop's thread."""
+    """The components that serve one model; only `preparer` may be used beside the loop's thread.
+
+    Attributes:
+        prefixes: those in the KV cache when the model was closed.
+    """
 
     def __init__(
         self,
         weights: LlamaModel,
         context: Context,
         load: Load,
-        drafts: Context | None = None,
-        heads: HeadModel | None = None,
-        *,
-        predicts: bool = True,
+        draft_model: DraftModel | HeadModel | None = None,
         before: LoadedModel | None = None,
-        prefixes: list[HostPrefix] | None = None,
     ) -> None:
         """Combine the components of a loaded model.
 
         Args:
-            drafts: the draft model's context.
-            heads: the model's own prediction heads, to draft with.
-            predicts: the model generates text; False for an encoder.
+            draft_model: drafts with a smaller model, or with the model's own prediction heads.
             before: the same weights with another context, which is closed.
-            prefixes: Engine.prefixes() of that context.
         """
-        self.weights, self.load = weights, load
-        draft_model: DraftModel | HeadModel | None = None
-        if drafts is not None:
-            draft_model = DraftModel(drafts, weights.vocabulary.n_tokens)
-        elif heads is not None:
-            draft_model = heads
-        self._projector = Projector(weights, load) if load.projector else None
-        if before is not None:
+        self.weights, self.context, self.load = weights, context, load
+        self.prefixes: list[HostPrefix] = []
+        self._contexts, self._models = ExitStack(), [weights]
+        self._projector: Projector | None = None
+        if before is not None and before.load.projector == load.projector:
             self._projector = before._projector  # its file is read once
-        adapters, template = load.adapters, weights.chat_template
+        elif load.projector:
+            self._projector = Projector(weights, load)
         self.preparer = Preparer(
             weights.vocabulary,
-            template,
+            weights.chat_template,
             context.n_ctx,
             draft_model,
             projector=self._projector,
-            adapters=adapters,
-            predicts=predicts,
+            adapters=load.adapters,
+            predicts=context.predicts,
         )
         if before is not None:
             self.preparer.prompts.history = before.preparer.prompts.history
@@ -86,13 +82,49 @@ class LoadedModel:
             context,
             states=states,
             draft_model=draft_model,
-            adapts=bool(adapters),
+            adapts=bool(load.adapters),
             throughput=load.throughput,
             checkpoint_bytes=load.checkpoint_bytes,
-            prefixes=prefixes,
+            prefixes=before.prefixes if before is not None else None,
         )
         self.embedder = Embedder(weights, load)
         self._is_shared = load.n_seq_max > 1
+
+    @classmethod
+    def open(
+        cls, weights: LlamaModel, draft_weights: LlamaModel | None, load: Load, before: LoadedModel | None
+    ) -> LoadedModel:
+        """Create the contexts of a model; arguments as in the constructor.
+
+        Raises:
+            LlmrunError: a context can't be created.
+        """
+        draft_model: DraftModel | HeadModel | None = None
+        with ExitStack() as contexts:
+            context = contexts.enter_context(closing(LlamaContext(weights, load, encodes=True)))
+            context.synchronize()  # its warm-up is a part of loading
+            if load.draft_heads or (load.draft is not None and load.draft.draft_heads):
+                with suppress(OutOfMemoryError, DecodeError):  # without them, answers are the same
+                    draft_model = HeadModel(context, context.open_heads(draft_weights))
+            elif load.draft is not None and draft_weights is not None:
+                drafts = contexts.enter_context(closing(LlamaContext(draft_weights, load.draft)))
+                draft_model = DraftModel(drafts, weights.vocabulary.n_tokens)
+            model = cls(weights, context, load, draft_model, before)
+            model._contexts = contexts.pop_all()
+            if isinstance(draft_model, DraftModel) and draft_weights is not None:
+                model._models.append(draft_weights)
+        return model
+
+    @property
+    def buffers(self) -> tuple[DeviceBuffer, ...]:
+        """The memory that llama.cpp allocated for the model, and for one that drafts for it."""
+        return tuple(buffer for model in self._models for buffer in model.buffers)
+
+    def close(self) -> None:
+        """Free the contexts; `prefixes` are kept for another context with the same weights."""
+        self.prefixes = self.engine.prefixes()
+        self.embedder.close()
+        self._contexts.close()
 
     @property
     def is_worn_out(self) -> bool:
@@ -132,8 +164,6 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
     """Return the store of this model's KV states; None if disabled, or if a file was removed during the load."""
     if not load.states:
         return None
-    from llmrun.engine.core.states import KVStore
-
     with suppress(KeyError):
         return KVStore(Path(load.states), state_key(load, weights), load.states_bytes)
     return None
@@ -147,8 +177,6 @@ def state_key(load: Load, weights: LlamaModel) -> StateKey:
     windows, the window. Vocabulary and chat template are in the files; all else of position encoding too, since a load
     can't change it.
     """
-    from llmrun.engine.core.states import StateKey
-
     path = Path(weights.path)
     adapters = [(load.adapters[number].path, scale) for number, scale in by_default(load.adapters)]
     rest = [

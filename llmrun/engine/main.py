@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
-from llmrun.engine.llama.base import Aborted, DecodeError, RunLimit
+from llmrun.engine.llama.base import Aborted, RunLimit
 from llmrun.engine.slices import SlicedJob, Slices, TimeShare
-from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import MODULES, JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
@@ -60,14 +60,13 @@ from llmrun.protocol.speculation import StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.sequence import Sequence
-    from llmrun.engine.core.slots import HostPrefix
-    from llmrun.engine.llama.context import LlamaContext
     from llmrun.engine.llama.model import LlamaModel
     from llmrun.engine.loaded import LoadedModel
     from llmrun.engine.preload import Preload
     from llmrun.engine.prompt.writer import PromptWriter
 
 _Argument = Union["Command", "Sequence", "SlicedJob"]
+_Role = Literal["model", "draft"]  # of loaded weights
 _SLICED = frozenset({"embed", "prompt_scores"})
 """Jobs of a loaded model that share the thread that owns llama.cpp with running answers."""
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
@@ -77,18 +76,16 @@ _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; 
 
 
 class Commands:
-    """The commands by state, for cancelling: waiting, in the loop, or running in llama.cpp's thread.
+    """The commands by state, for cancelling: waiting, or running in llama.cpp's thread.
 
     Args:
         flag: stops the computation.
 
     Attributes:
-        answering: requests in the loop.
         busy: the running command; None between commands, while the loop may run.
     """
 
     def __init__(self, flag: _native.CancelFlag) -> None:
-        self.answering: set[int] = set()
         self.busy: int | None = None
         self._flag = flag
         self._lock = threading.Lock()
@@ -156,9 +153,7 @@ class EngineProcess:
         self._load_finished = threading.Event()
         # A thread of its own, so that a Load does not wait for it.
         self._importer = threading.Thread(target=environment.import_for_requests, daemon=True)
-        self._weights: LlamaModel | None = None
-        self._draft_weights: LlamaModel | None = None
-        self._contexts: list[LlamaContext] = []
+        self._weights: dict[_Role, LlamaModel] = {}
         self._model: LoadedModel | None = None
         # The event that a handler returns is sent to the front.
         self._compute_handlers: dict[type[Command], Callable[[Any], Event | None]] = {
@@ -234,7 +229,7 @@ class EngineProcess:
 
     def _is_alone(self, request: int) -> bool:
         model = self._model
-        return self._commands.answering == {request} or (model is not None and model.engine.runs_alone(request))
+        return model is not None and model.engine.runs_alone(request)
 
     # ---- the thread that prepares --------------------------------------------------------------------------
 
@@ -299,7 +294,8 @@ class EngineProcess:
         if self._preload is not None and self._preload.path:
             with self._reporting_progress(0):  # a Load's number
                 self._preload.join()
-            self._weights = self._preload.weights
+            if self._preload.weights is not None:
+                self._weights["model"] = self._preload.weights
         while True:
             self._queued.clear()
             while self._model is None or not self._to_compute.empty() or not (self._model.engine.busy or self._sliced):
@@ -311,7 +307,8 @@ class EngineProcess:
                     self._gather()
                 began = time.perf_counter()
                 seconds = self._outbox.due - began
-                self._emit(engine.step(RunLimit(1 if self._sliced else _MAX_RUN, seconds, self._queued), self._emit))
+                limit = RunLimit(1 if self._sliced else _MAX_RUN, seconds, self._queued)
+                self._outbox.add(engine.step(limit, self._outbox.add))
                 self._share.seconds = time.perf_counter() - began
             if self._sliced:
                 self._do_slice()
@@ -339,19 +336,11 @@ class EngineProcess:
             job.slices.close()
             self._channel.send(_failure(Aborted(), request))
 
-    def _emit(self, events: list[Event]) -> float:
-        """Send events of the loop; return the seconds until the next text is due."""
-        for event in events:
-            if isinstance(event, Finished | Failed):
-                self._commands.answering.discard(event.request)
-        self._outbox.add(events)
-        return max(0.0, self._outbox.due - time.perf_counter())
-
     def _gather(self) -> None:
         """Wait briefly for requests in preparation: prompts that arrive together share the first prefill."""
         ends_at = time.perf_counter() + _GATHER_SECONDS
         while self._commands.n_answers and (seconds := ends_at - time.perf_counter()) > 0:
-            self._emit(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
+            self._outbox.add(self._loaded_model().engine.admit())  # copies cached prefixes meanwhile
             with suppress(queue.Empty):
                 self._handle(*self._to_compute.get(timeout=seconds))
 
@@ -395,7 +384,6 @@ class EngineProcess:
 
     def _generate(self, sequence: Sequence) -> None:
         self._loaded_model().engine.add(sequence)
-        self._commands.answering.add(sequence.request)
 
     def _explain(self, command: ExplainChoices) -> AnswerExplanation:
         answer = self._loaded_model().engine.finished(command.answer)
@@ -414,16 +402,19 @@ class EngineProcess:
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()
 
-    def _load_weights(self, load: Load, loaded: LlamaModel | None = None) -> LlamaModel:
+    def _load_weights(self, load: Load, role: _Role) -> LlamaModel:
         """Return the loaded weights if they match the command; else free them, and load the right ones."""
         from llmrun.engine.llama.model import LlamaModel
 
+        loaded = self._weights.get(role)
         if loaded is not None and loaded.is_for(load):
             return loaded
         if loaded is not None:
+            del self._weights[role]
             loaded.close()
         with self._reporting_progress(load.request):
-            return LlamaModel.of(load, self._flag)
+            self._weights[role] = LlamaModel.of(load, self._flag)
+        return self._weights[role]
 
     def _load(self, load: Load) -> Loaded:
         """Load a model. If its weights are loaded already, only replace the context, and keep the cached prefixes.
@@ -432,41 +423,24 @@ class EngineProcess:
             UsageError: the engine is answering.
             LlmrunError: loading failed; no model is loaded then.
         """
-        from llmrun.engine.llama.context import LlamaContext
         from llmrun.engine.llama.devices import devices
+        from llmrun.engine.loaded import LoadedModel
 
         while self._sliced:
             self._do_slice()
         began = time.perf_counter()
-        before, prefixes = self._unload()
-        self._weights = weights = self._load_weights(load, self._weights)
+        before, drafts = self._unload(), None
+        weights = self._load_weights(load, "model")
+        if load.draft is not None and not load.draft_heads:
+            drafts = self._load_weights(load.draft, "draft")
         if before is not None and before.weights is not weights:
-            before, prefixes = None, []
-        context = LlamaContext(weights, load, encodes=True)
-        context.synchronize()  # its warm-up is a part of loading
-        self._contexts.append(context)
-        drafts = heads = None
-        if load.draft is not None and load.draft.draft_heads:
-            self._draft_weights = self._load_weights(load.draft, self._draft_weights)
-        if load.draft_heads or (load.draft is not None and load.draft.draft_heads):
-            from llmrun.engine.core.mtp_model import HeadModel
-
-            with suppress(OutOfMemoryError, DecodeError):  # without them, answers are the same
-                heads = HeadModel(context, context.open_heads(None if load.draft_heads else self._draft_weights))
-        elif load.draft is not None:
-            self._draft_weights = self._load_weights(load.draft, self._draft_weights)
-            drafts = LlamaContext(self._draft_weights, load.draft)
-            self._contexts.append(drafts)
-        from llmrun.engine.loaded import LoadedModel
-
-        self._model = model = LoadedModel(
-            weights, context, load, drafts, heads, predicts=context.predicts, before=before, prefixes=prefixes
-        )
+            before = None
+        self._model = model = LoadedModel.open(weights, drafts, load, before)
         self._outbox.set_joining(load.n_seq_max == 1 and not load.each_token)
         gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner
         gc.enable()
         return Loaded(
-            n_ctx=context.n_ctx,
+            n_ctx=model.context.n_ctx,
             n_ctx_train=weights.n_ctx_train,
             n_vocab=weights.vocabulary.n_tokens,
             description=weights.description,
@@ -475,21 +449,18 @@ class EngineProcess:
             load_seconds=time.perf_counter() - began,
             thinking_tags=model.preparer.prompts.thinking_tags,
             request=load.request,
-            buffers=tuple(buffer for holder in self._contexts for buffer in holder.model.buffers),
+            buffers=model.buffers,
         )
 
-    def _unload(self) -> tuple[LoadedModel | None, list[HostPrefix]]:
-        """Free the contexts of the loaded model, if any; return it, and its cached prefixes."""
+    def _unload(self) -> LoadedModel | None:
+        """Close the loaded model, if any, and return it."""
         model = self._model
-        if model is None:
-            return None, []
-        if model.engine.busy:
-            raise UsageError("the model can't be loaded again", why="it is answering")
-        prefixes, self._model = model.engine.prefixes(), None
-        model.embedder.close()
-        while self._contexts:
-            self._contexts.pop().close()
-        return model, prefixes
+        if model is not None:
+            if model.engine.busy:
+                raise UsageError("the model can't be loaded again", why="it is answering")
+            self._model = None
+            model.close()
+        return model
 
     def _do_job(self, job: Job | SlicedJob) -> Event | None:
         gc.enable()  # launch.py disables collection to start sooner

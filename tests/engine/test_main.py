@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import queue
@@ -12,20 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.fake_context import FakeContext, FakeVocabulary, endless
+from support.gguf_writer import runnable_model, write
 
 import llmrun.engine.main as module
+from llmrun.engine import loaded
 from llmrun.engine.core.steps import WIDTHS
 from llmrun.engine.jobs import explain
 from llmrun.engine.llama.base import Aborted
+from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.main import EngineProcess
 from llmrun.engine.slices import TimeShare
-from llmrun.errors import CancelledError, UsageError
+from llmrun.errors import BadModelError, CancelledError, OutOfMemoryError, UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.frames import encode
 from llmrun.protocol.jobs.text import EmbedTexts
@@ -235,6 +241,67 @@ def test_a_context_for_embeddings_is_freed_with_its_model() -> None:
     assert closed == [True]
 
 
+@pytest.fixture
+def without_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects of a load can be collected."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+
+
+@pytest.mark.usefixtures("without_freeze")
+def test_weights_that_a_failed_load_has_freed_are_loaded_again(tmp_path: Path) -> None:
+    process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
+    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1)
+    process._load(load)
+    assert process._model is not None
+    freed = process._model.weights
+    with pytest.raises(BadModelError):
+        process._load(replace(load, path=str(tmp_path / "missing.gguf")))
+    process._load(load)
+    assert process._model.weights is not freed
+    process._unload()
+    process._weights["model"].close()
+
+
+@pytest.mark.usefixtures("without_freeze")
+def test_a_context_is_freed_where_that_of_the_draft_model_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Context(LlamaContext):
+        def __init__(self, model: LlamaModel, load: Load, **options: Any) -> None:
+            if load.request == draft:
+                raise OutOfMemoryError("no memory")
+            super().__init__(model, load, **options)
+
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    process, closed = EngineProcess(FakeChannel()), []  # type: ignore[arg-type, var-annotated]
+    monkeypatch.setattr(loaded, "LlamaContext", Context)
+    load, draft = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1), 7
+    with pytest.raises(OutOfMemoryError):
+        process._load(replace(load, draft=replace(load, request=draft)))
+    assert len(closed) == 1
+    process._load(load)
+    process._unload()
+    assert len(closed) == 2
+    for weights in process._weights.values():
+        weights.close()
+
+
+@pytest.mark.parametrize("projectors", [("", "/p.gguf"), ("/p.gguf", ""), ("/p.gguf", "/other.gguf")])
+def test_another_projector_replaces_that_of_the_load_before(
+    projectors: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded, "Projector", lambda weights, load: load.projector)
+    context, weights = FakeContext(endless), Running().model.weights
+    models: list[LoadedModel] = []
+    for projector in projectors:
+        load = Load("/model.gguf", 64, 64, projector=projector)
+        models.append(LoadedModel(weights, context, load, before=models[-1] if models else None))  # type: ignore[arg-type]
+    assert [model._projector or "" for model in models] == [*projectors]
+
+
 def test_the_model_may_be_unloaded_while_another_thread_looks_at_it() -> None:
     class Process(EngineProcess):
         @property
@@ -290,7 +357,7 @@ def test_an_answer_cancelled_while_others_are_prepared_is_no_longer_counted(monk
     running.channel.finished(1)
     gate.open()
     running.channel.finished(2)
-    assert not running.process._commands.answering
+    assert not running.model.engine.runs_alone(2)
 
 
 def test_a_long_preparation_does_not_hold_up_an_idle_engine() -> None:
@@ -613,8 +680,9 @@ def test_a_cancelled_job_whose_decode_call_is_aborted_fails_alone(
 
 def test_a_cancel_sets_the_flag_before_it_can_be_handled() -> None:
     """Else a quick thread clears the flag first, and every later computation is stopped by it."""
-    process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
-    process._commands.answering.add(1)
+    running = Running()
+    process = running.process
+    running.model.engine.add(running.model.preparer.prepare(ask(1), lambda event: None))
     states: list[bool] = []
     process._to_compute = SimpleNamespace(put=lambda item: states.append(process._flag.is_set))  # type: ignore[assignment]
     process._cancel(Cancel(1))

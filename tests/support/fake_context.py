@@ -166,6 +166,7 @@ class FakeContext:
         n_outputs: int = 16,
     ) -> None:
         self.vocabulary = FakeVocabulary()
+        self.predicts = True
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.n_seq_max, self.n_parked = n_seq_max, n_parked

@@ -10,14 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.engine.constraint.matcher import Matcher, compile_lark, tokens_of
+from llmrun.engine.constraint.matcher import Matcher, check_rules, compile_lark, tokens_of
 from llmrun.engine.constraint.reasoning import unconstrained_mask
-from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out, value_rules
 from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import UsageError
 from llmrun.grammar.json_lark import Rules, rules_of
-from llmrun.grammar.loosen import Path
+from llmrun.grammar.loosen import EnforceableSchema, Path, enforceable
 from llmrun.grammar.place import dotted
 from llmrun.grammar.regex import FORMATS
 from llmrun.protocol.codec import load_json
@@ -28,6 +27,8 @@ from llmrun.protocol.toolcalls import CDATA, KEY, CallElement, CallField, CallSy
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
+_ANY_OBJECT = {"type": "object"}
+_MAX_NAMED = 50  # parts that were left out
 _MAX_CALLS = 16  # of one answer: a small model may never stop
 _MAX_COUNTED = 1000  # characters of a text, or items of a list
 _OF_STRINGS = {"enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not"}
@@ -368,3 +369,35 @@ class ToolCallConstraint:
         del self._states[n_left:]
         if n_constrained:
             self._calls.rewind(n_constrained)
+
+
+# ---- schemas of tools: what can't be enforced is left out and named --------------------------------------------
+
+
+def arguments_schema(parameters: str) -> EnforceableSchema:
+    """Return the enforceable part of a tool's schema; arguments are always an object."""
+    try:
+        schema = load_json(parameters)
+    except ValueError:  # nested too deep, since the template has read it
+        return EnforceableSchema(value_rules(_ANY_OBJECT), ((),))
+    if not isinstance(schema, dict):
+        return EnforceableSchema(value_rules(_ANY_OBJECT), ((),) if schema is not True else ())
+    if schema.get("type", "object") == "object":
+        return enforceable(json.dumps({**schema, "type": "object"}), check_rules)
+    rules, left_out = enforceable(json.dumps({**schema, "type": "object"}), check_rules)
+    return EnforceableSchema(rules, (("type",), *left_out))
+
+
+def value_rules(schema: dict[str, Any]) -> Rules:
+    """Return the rules of the enforceable part of a schema."""
+    return enforceable(json.dumps(schema), check_rules).rules
+
+
+def left_out(tools: Iterable[Tool]) -> tuple[str, ...]:
+    """Return what of tools' schemas is not enforced, e.g. "tools.get_weather.parameters.properties.city.pattern"."""
+    parts = [
+        ".".join(filter(None, ("tools", tool.name, "parameters", dotted(path))))
+        for tool in tools
+        for path in arguments_schema(tool.parameters).left_out
+    ]
+    return tuple(parts[:_MAX_NAMED])

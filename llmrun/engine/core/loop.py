@@ -91,7 +91,7 @@ class Engine:
         self._has_cancelled = False
         self._earlier = EarlierTexts()
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
-        self._sole_request: int | None = None  # the only request in the last batch
+        self._sole_request: int | None = None  # the only request in the last batch, or in the loop
         self._is_ahead = False  # the device may still compute the last batch, and ...
         self._progress: list[PrefillProgress] = []  # ... this is the progress after it
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
@@ -106,7 +106,7 @@ class Engine:
         return bool(self._waiting) and not self._active
 
     def runs_alone(self, request: int) -> bool:
-        """Return whether the running batch holds no other request. Safe from any thread."""
+        """Return whether the running batch, or the next one, holds no other request. Safe from any thread."""
         return self._sole_request == request
 
     def status(self, waiting: int = 0) -> EngineStatus:
@@ -148,6 +148,7 @@ class Engine:
                 self._draft_model.switch_on()
             if isinstance(drafting, Drafting):
                 drafting.follow(self._earlier.of(sequence.salt))
+        self._sole_request = None if self.busy else sequence.request
         sequence.number = next(self._numbers)
         sequence.metrics.arrived = sequence.metrics.arrived or self._clock()
         self._waiting.append(sequence)
@@ -246,6 +247,7 @@ class Engine:
         self._slots.release(sequence.slot)
         self._finished[sequence.slot] = sequence
         self._admission_paused = False
+        self._sole_request = self._active[0].request if len(self._active) == 1 and not self._waiting else None
 
     # ---- a batch -------------------------------------------------------------------------------------------
 

@@ -198,6 +198,10 @@ class Context(Protocol):
     on_device: bool
 
     @property
+    def predicts(self) -> bool:
+        """The model generates text; False for an encoder."""
+
+    @property
     def vocabulary(self) -> Vocabulary: ...
 
     @property

@@ -14,10 +14,9 @@ import pytest
 from support.call_syntaxes import SYNTAXES
 from support.random_schemas import random_object
 
-from llmrun.engine.constraint.calls import ToolCallConstraint, compile_calls
+from llmrun.engine.constraint.calls import ToolCallConstraint, arguments_schema, compile_calls
 from llmrun.engine.constraint.closing import TimelyEnd
 from llmrun.engine.constraint.matcher import Constraint, compile_lark
-from llmrun.engine.constraint.tool_schemas import arguments_schema
 from llmrun.engine.prompt.thinking import ReasoningTracker
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar import read_grammar, read_json_schema

@@ -15,8 +15,8 @@ from support.fake_context import END
 from support.random_schemas import WRITTEN, random_object
 from support.schema_answers import EXACT, allowed, follows, of_rules, of_schema, walk
 
+from llmrun.engine.constraint.calls import arguments_schema, left_out
 from llmrun.engine.constraint.matcher import check_rules
-from llmrun.engine.constraint.tool_schemas import arguments_schema, left_out
 from llmrun.grammar.loosen import enforceable
 from llmrun.grammar.regex import parse
 from llmrun.protocol.messages import Tool
