@@ -18,21 +18,13 @@ from llmrun.batch.rows import RowTemplate, read_rows
 from llmrun.batch.run import BatchProgress, Ledger
 from llmrun.cli.loading import find_model
 from llmrun.cli.options import (
-    GrammarOption,
+    AnswerOptions,
     JsonOption,
-    JsonSchemaOption,
-    KeepReasoningOption,
     LoadingOptions,
-    LoopGuardOption,
-    MaxTokensOption,
     ModelArgument,
-    StopOption,
-    SystemOption,
-    TemplateOption,
-    ThinkOption,
-    ThinkTokensOption,
     answer_options,
     loading,
+    some_of,
     with_options,
 )
 from llmrun.cli.remote import ANY_MODEL, AtOption, KeyFileOption, refuse_with_remote, remote_server, served_model
@@ -42,7 +34,6 @@ from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.model.loading import prepare
 from llmrun.models.location import find_projector
 from llmrun.models.store.use import using
-from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
 from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.remote.request_body import require_told
@@ -58,34 +49,20 @@ if TYPE_CHECKING:
     from llmrun.remote.server import Server
 
 
-def asked(
-    system: SystemOption = None,
-    template: TemplateOption = None,
-    max_tokens: MaxTokensOption = None,
-    stop: StopOption = None,
-    grammar: GrammarOption = None,
-    json_schema: JsonSchemaOption = None,
-    think: ThinkOption = None,
-    think_tokens: ThinkTokensOption = None,
-    keep_reasoning: KeepReasoningOption = None,
-    loop_guard: LoopGuardOption = True,
-) -> tuple[str | None, AnswerRequest]:
-    """Return the system prompt, and the request for rows without fields of their own. Raises as answer_options()."""
-    options = answer_options(
-        system,
-        template,
-        max_tokens,
-        stop,
-        None,
-        grammar,
-        json_schema,
-        think,
-        think_tokens,
-        keep_reasoning=keep_reasoning,
-        loop_guard=loop_guard,
-    )
-    return options.system, options.request
-
+_ANSWER = some_of(
+    answer_options,
+    "system",
+    "template",
+    "max_tokens",
+    "stop",
+    "grammar",
+    "json_schema",
+    "think",
+    "think_tokens",
+    "keep_reasoning",
+    "loop_guard",
+)
+"""The options of the request for rows without fields of their own."""
 
 RowsArgument = Annotated[
     Path | None,
@@ -125,7 +102,7 @@ RetryErrorsOption = Annotated[bool, typer.Option("--retry-errors", help="Try row
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count rows and tokens and predict the time.")]
 
 
-@with_options(asked=asked, loading=loading, flags=SAMPLING_OPTIONS)
+@with_options(answer=_ANSWER, loading=loading, flags=SAMPLING_OPTIONS)
 def batch(
     model: ModelArgument,
     rows: RowsArgument = None,
@@ -140,7 +117,7 @@ def batch(
     at: AtOption = None,
     key_file: KeyFileOption = None,
     *,
-    asked: tuple[str | None, AnswerRequest],
+    answer: AnswerOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
@@ -161,8 +138,7 @@ def batch(
     found = _read(rows)
     if not dry_run and not files.lines.exists():
         check_target(files.lines)
-    system, request = asked
-    recipe = RowTemplate(prompt, system, request, flags, raw)
+    recipe = RowTemplate(prompt, answer.system, answer.request, flags, raw)
     with (
         Activity(output) as activity,
         ResultFile(files.lines, retry_errors=retry_errors) as results,

@@ -25,11 +25,11 @@ from llmrun.cli.loading import fetch, find_draft, find_model
 from llmrun.cli.options import (
     DraftOption,
     LoraOption,
-    OptionTable,
     RpcOption,
     YesOption,
     adapters_of,
     engine_option,
+    option_table,
     with_options,
     workers_of,
 )
@@ -368,7 +368,7 @@ def _loading_option(name: str) -> Any:
     return Annotated[Lists, engine_option(name, default, panel=_LOADING)]
 
 
-_SETTINGS = OptionTable({name: _loading_option(name) for name, setting in SETTINGS.items() if setting.option}, dict)
+_SETTINGS = option_table({name: _loading_option(name) for name, setting in SETTINGS.items() if setting.option}, dict)
 
 
 @with_options(settings=_SETTINGS)

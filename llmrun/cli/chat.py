@@ -8,14 +8,13 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmrun.chat.attachments import Attachments
-from llmrun.chat.conversation import ChatSettings, Conversation
+from llmrun.chat.conversation import ChatSettings, Conversation, Overflow
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.truncation import POLICIES, DoesNotFit, Policy
@@ -51,16 +50,6 @@ from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
     from llmrun.remote.server import Server
-
-
-class Overflow(str, Enum):
-    """The values of `--overflow`."""
-
-    ask = "ask"
-    stop = "stop"
-    roll = "roll"
-    middle = "middle"
-    summarize = "summarize"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +212,7 @@ def talk_with(
             chat_settings = ChatSettings(
                 flags=flags,
                 request=replace(answer.request, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),
-                overflow=(saving.overflow or (Overflow.ask if output.can_ask else Overflow.stop)).value,
+                overflow=saving.overflow or ("ask" if output.can_ask else "stop"),
                 keep=saving.keep,
             )
             conversation = Conversation(

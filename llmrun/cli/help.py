@@ -32,35 +32,8 @@ EXIT_CODES = {
     143: "stopped by SIGTERM, or because the terminal was closed",
 }
 
-TOPICS = (
-    "agents",
-    "answer",
-    "api",
-    "batches",
-    "beams",
-    "chats",
-    "documents",
-    "embeddings",
-    "engine",
-    "exit-codes",
-    "images",
-    "inference",
-    "inspection",
-    "install",
-    "lora",
-    "measuring",
-    "models",
-    "prompt",
-    "python",
-    "quantization",
-    "sampling",
-    "scale",
-    "servers",
-    "settings",
-    "speculation",
-    "tools",
-    "watermarks",
-)
+_FOLDER = Path(__file__).with_name("topics")
+TOPICS = sorted(["exit-codes", *(path.stem for path in _FOLDER.glob("*.txt"))])
 
 
 def show_help(
@@ -92,4 +65,4 @@ def show_help(
 def topic(name: str) -> str:
     if name == "exit-codes":
         return "\n".join(f"{status:>4}  {meaning}" for status, meaning in EXIT_CODES.items())
-    return Path(__file__).with_name("topics").joinpath(f"{name}.txt").read_text(encoding="utf-8").rstrip()
+    return (_FOLDER / f"{name}.txt").read_text(encoding="utf-8").rstrip()

@@ -21,7 +21,7 @@ from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.planning.memory import KV_BYTES
 from llmrun.planning.preferences import ATTENTION, LOAD_OPTIONS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
-from llmrun.protocol.arguments import EFFORTS, Effort
+from llmrun.protocol.arguments import Effort
 from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from llmrun.grammar import Grammar
     from llmrun.protocol.adapters import Adapter
     from llmrun.remote.server import Server
+
+Result = TypeVar("Result")
 
 ThinkOption = Annotated[
     bool | None,
@@ -76,38 +78,6 @@ ShowThoughtsOption = Annotated[
         rich_help_panel="Answer",
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningOptions:
-    """Options of a reasoning model: whether and how long it reasons, and the part to show."""
-
-    thinking: bool | None = None  # None: as the chat template says
-    tokens: int | None = None  # at most
-    effort: str | None = None  # one of EFFORTS
-    shown: Literal["on", "hide", "fold"] = "fold"
-
-
-def read_think(text: str, label: str) -> ReasoningOptions:
-    """Parse the argument of /think.
-
-    Raises:
-        UsageError: the argument is invalid.
-    """
-    if text == "off":
-        return ReasoningOptions(thinking=False)
-    if text == "on":
-        return ReasoningOptions(thinking=True, shown="on")
-    if text in ("hide", "fold"):
-        return ReasoningOptions(shown="hide" if text == "hide" else "fold")
-    if text in EFFORTS:
-        return ReasoningOptions(effort=text)
-    if text.isdecimal():
-        require_within(label, int(text), (0, MOST_TOKENS))
-        return ReasoningOptions(tokens=int(text))
-    raise UsageError(
-        f"invalid {label} {text}", why="must be on, off, hide, fold, a number of tokens, or an effort such as low"
-    )
 
 
 RpcOption = Annotated[
@@ -191,7 +161,6 @@ def check_output_file(output: Output, target: Path, *, yes: bool, hint: str = "-
         raise CancelledError("nothing was written")
 
 
-Result = TypeVar("Result")
 ModelArgument = Annotated[
     str,
     typer.Argument(
@@ -237,17 +206,6 @@ CtxOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class OptionTable:
-    """A group of options made from a table."""
-
-    options: Mapping[str, Any]  # parameter -> its annotated type; None without the option
-    read: Callable[..., Any]  # gets their values
-
-    def __call__(self, **values: Any) -> Any:
-        return self.read(**values)
-
-
 def engine_option(name: str, unset: str, *, metavar: str = "", panel: str = "Engine") -> Any:
     """Return the option of an engine setting.
 
@@ -268,6 +226,28 @@ def engine_option(name: str, unset: str, *, metavar: str = "", panel: str = "Eng
     )
 
 
+def option_table(options: Mapping[str, Any], read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a group of options made from a table.
+
+    Args:
+        options: parameter -> its annotated type; None without the option.
+        read: gets their values.
+    """
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword, default=None, annotation=type_) for name, type_ in options.items()]
+    group = functools.partial(read)
+    vars(group)["__signature__"] = inspect.Signature(parameters)
+    return group
+
+
+def some_of(group: Callable[..., Result], *names: str) -> Callable[..., Result]:
+    """Return a group with only these options of another one."""
+    signature = inspect.signature(group, eval_str=True)
+    some = functools.partial(group)
+    vars(some)["__signature__"] = signature.replace(parameters=[signature.parameters[name] for name in names])
+    return some
+
+
 def _planned(name: str) -> Any:
     """Return the annotated type of the option of an engine setting that a plan chooses if the user does not."""
     types = "|".join(KV_BYTES) if name in ("kv_type_k", "kv_type_v") else ""
@@ -275,13 +255,13 @@ def _planned(name: str) -> Any:
     return Annotated[value | None, engine_option(name, SETTINGS[name].unset, metavar=types)]
 
 
-def engine_options(*names: str) -> OptionTable:
-    """Return the options of engine settings; a command gets the values given by the user, by name."""
-    return OptionTable({name: _planned(name) for name in names}, _given)
+def engine_options(*names: str, read: Callable[..., Any] = dict) -> Callable[..., Any]:
+    """Return the options of engine settings, whose values `read` gets, by name, if the user gives them."""
 
+    def given(**values: Any) -> Any:
+        return read(**{name: value for name, value in values.items() if value is not None})
 
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    return option_table({name: _planned(name) for name in names}, given)
 
 
 SpeculateOption = Annotated[
@@ -374,29 +354,25 @@ StatsOption = Annotated[
 ]
 
 
-def with_options(
-    **groups: Callable[..., Any] | OptionTable,
-) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Give a command, or a group of options, further groups of options.
 
     Args:
-        groups: parameter of the command -> the function, or table, whose options are added to it and whose result it
-            gets.
+        groups: parameter of the command -> the function whose parameters are options, and whose result it gets.
     """
 
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(command, eval_str=True)
-        added = {name: _parameters(group) for name, group in groups.items()}
+        added = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
         # A group's options stand where the signature has the group.
-        stated = [added.get(name, [parameter]) for name, parameter in signature.parameters.items()]
+        stated = [added.get(name, {name: parameter}) for name, parameter in signature.parameters.items()]
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [parameter.replace(kind=keyword) for options in stated for parameter in options]
-        readers = {name: group.read if isinstance(group, OptionTable) else group for name, group in groups.items()}
+        parameters = [parameter.replace(kind=keyword) for options in stated for parameter in options.values()]
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> Any:
-            for name, read in readers.items():
-                options[name] = read(**{parameter.name: options.pop(parameter.name) for parameter in added[name]})
+            for name, group in groups.items():
+                options[name] = group(**{option: options.pop(option) for option in added[name]})
             return command(**options)
 
         # What Typer reads.
@@ -407,19 +383,7 @@ def with_options(
     return decorate
 
 
-def _parameters(group: Callable[..., Any] | OptionTable) -> list[inspect.Parameter]:
-    if isinstance(group, OptionTable):
-        keyword, options = inspect.Parameter.KEYWORD_ONLY, group.options.items()
-        return [inspect.Parameter(name, keyword, default=None, annotation=annotated) for name, annotated in options]
-    return list(inspect.signature(group, eval_str=True).parameters.values())
-
-
-def load_preferences(**values: Any) -> LoadPreferences:
-    """Return preferences without a context window; None leaves a setting to the plan."""
-    return LoadPreferences(**_given(**values))
-
-
-PREFERENCES = OptionTable(engine_options("threads", "gpu_layers", *ATTENTION).options, load_preferences)
+PREFERENCES = engine_options("threads", "gpu_layers", *ATTENTION, read=LoadPreferences)
 """The options of a command that loads models with a context of its own choice."""
 
 

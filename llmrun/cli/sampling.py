@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llmrun.cli.options import OptionTable
+from llmrun.cli.options import option_table
 from llmrun.errors import UsageError, did_you_mean
 from llmrun.protocol.arguments import BIASES, TEXTS
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SERVER, SamplingParams, check_parameter
@@ -145,7 +145,7 @@ def _bias(text: str, label: str) -> tuple[int, float]:
         raise UsageError(f"invalid {label} {text!r}", hint=f"{label} 2=-inf") from None
 
 
-SAMPLING_OPTIONS = OptionTable({name: _option(name) for name in PARAMETERS}, sampling_flags)
+SAMPLING_OPTIONS = option_table({name: _option(name) for name in PARAMETERS}, sampling_flags)
 """All options of the sampler, read by sampling_flags()."""
-WATERMARK_OPTIONS = OptionTable({name: _option(name) for name in ("watermark", "watermark_key")}, sampling_flags)
+WATERMARK_OPTIONS = option_table({name: _option(name) for name in ("watermark", "watermark_key")}, sampling_flags)
 """Those of a watermark, for a server."""

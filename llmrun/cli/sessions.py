@@ -8,13 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from llmrun.chat.store.export import export, format_for, iso_time, read_json
+from llmrun.chat.store.export import Format, export, format_for, iso_time, read_json
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.options import JsonOption, OutputFileYesOption, RemovalYesOption, check_output_file
@@ -32,15 +31,6 @@ if TYPE_CHECKING:
 _HARMLESS = re.compile(r"[A-Za-z0-9_.+-]+")  # a shell evaluates what it completes
 
 app = typer.Typer(cls=CommandGroup, help="List, show, search and export saved chats.", add_completion=False)
-
-
-class ExportFormat(str, Enum):
-    """Values of `--format`; those of chat.store.export.Format."""
-
-    markdown = "markdown"
-    json = "json"
-    jsonl = "jsonl"
-    openai = "openai"
 
 
 def complete_session(incomplete: str) -> list[str]:
@@ -119,13 +109,13 @@ def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonO
 def export_session(
     name: LastArgument = "",
     form: Annotated[
-        ExportFormat | None,
+        Format | None,
         typer.Option(
             "--format",
             "-f",
             metavar="FORMAT",
-            help=f"{', '.join(ExportFormat)}. Default: by the file's suffix, else markdown. Only json can be imported "
-            "again.",
+            help=f"{', '.join(get_args(Format))}. Default: by the file's suffix, else markdown. Only json can be "
+            "imported again.",
         ),
     ] = None,
     to: Annotated[
@@ -137,7 +127,7 @@ def export_session(
     """Export a saved chat as Markdown, JSON, JSONL, or a line for OpenAI fine-tuning."""
 
     output = Output()
-    wanted = form.value if form else (format_for(to.name) if to else None) or "markdown"
+    wanted = form or (format_for(to.name) if to else None) or "markdown"
     with _sessions(output) as sessions:
         tree = sessions.tree(name)
     text = export(tree, wanted, branch)

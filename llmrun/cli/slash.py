@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from llmrun.chat.attachments import Attachments, attach, attach_media
 from llmrun.chat.store.turns import Question
@@ -19,7 +19,7 @@ from llmrun.cli.answering import cancelling, show_attached, stream
 from llmrun.cli.beams import searched, show_rest
 from llmrun.cli.completion import complete_model
 from llmrun.cli.loading import open_chat_model
-from llmrun.cli.options import check_output_file, read_think
+from llmrun.cli.options import check_output_file
 from llmrun.cli.sampling import read_value, sampling_rows, shown_value
 from llmrun.cli.talk import way_back
 from llmrun.errors import UsageError, did_you_mean, require_within
@@ -27,9 +27,10 @@ from llmrun.model.chat_model import loaded_locally, seeds_for
 from llmrun.model.loading import A_CHAT
 from llmrun.models.location import require_modalities
 from llmrun.planning.speculation import AUTO, OFF, read_speculate
+from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.jobs.beams import MOST_BEAMS, BeamSettings, BeamsFound
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Started, Stats, TextDelta
-from llmrun.protocol.params import PARAMETERS, SERVER, Parameter
+from llmrun.protocol.params import MOST_TOKENS, PARAMETERS, SERVER, Parameter
 from llmrun.storage import write_whole
 from llmrun.system import user_path
 from llmrun.ui.answer.meter import summary
@@ -44,6 +45,7 @@ from llmrun.ui.views.chat import least_certain, show_choice, show_context, show_
 if TYPE_CHECKING:
     from llmrun.cli.talk import Chat
     from llmrun.model import Model
+    from llmrun.ui.answer.page import Think
 
 _RETRY_BOUNDS = (2, 9)
 DROP = "--drop"
@@ -311,20 +313,22 @@ def set_value(chat: Chat, rest: str) -> None:
 
 def think(chat: Chat, rest: str) -> None:
     """Set whether the model reasons, or how long, or how that is displayed; the rest stays."""
-    think = read_think(rest, "/think")
     settings = chat.conversation.settings
     request = settings.request
-    if think.thinking is not None:
-        request = replace(request, thinking=think.thinking)
-    elif request.thinking is False and (think.tokens is not None or think.effort is not None):
-        request = replace(request, thinking=None)
-    settings.request = replace(
-        request,
-        thinking_tokens=request.thinking_tokens if think.tokens is None else think.tokens,
-        reasoning_effort=think.effort or request.reasoning_effort,
-    )
+    if rest in ("on", "off"):
+        settings.request = replace(request, thinking=rest == "on")
+    elif rest in EFFORTS or rest.isdecimal():
+        if rest in EFFORTS:
+            request = replace(request, reasoning_effort=rest)
+        else:
+            require_within("/think", int(rest), (0, MOST_TOKENS))
+            request = replace(request, thinking_tokens=int(rest))
+        settings.request = replace(request, thinking=request.thinking or None)
+    elif rest not in ("hide", "fold"):
+        why = "must be on, off, hide, fold, a number of tokens, or an effort such as low"
+        raise UsageError(f"invalid /think {rest}", why=why)
     if rest in ("on", "hide", "fold"):
-        chat.shown_as = replace(chat.shown_as, think=think.shown)
+        chat.shown_as = replace(chat.shown_as, think=cast("Think", rest))
     if not chat.conversation.model.thinks:
         chat.output.note(f"{chat.conversation.model.name} has no thinking mode.")
 

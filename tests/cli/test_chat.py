@@ -16,7 +16,10 @@ import pytest
 from support.gguf_writer import tiny_adapter, tiny_model, write
 from support.installed import Terminal
 
-from llmrun.cli.slash import show_help
+from llmrun.cli.slash import show_help, think
+from llmrun.errors import UsageError
+from llmrun.protocol.messages import AnswerRequest
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.output import Output
 
 FRONT = str(Path(__file__).parents[1] / "support/front.py")
@@ -175,6 +178,34 @@ def test_help_fits_a_screen(monkeypatch: pytest.MonkeyPatch, columns: int) -> No
     lines = shown.stderr.getvalue().splitlines()
     assert len(lines) <= 30
     assert any("/help [all]" in line for line in lines)
+
+
+def test_think_changes_one_thing_at_a_time() -> None:
+    settings, notes = SimpleNamespace(request=AnswerRequest()), list[str]()
+    model = SimpleNamespace(thinks=True, name="tiny")
+    chat: Any = SimpleNamespace(
+        conversation=SimpleNamespace(settings=settings, model=model),
+        shown_as=DisplayOptions(),
+        output=SimpleNamespace(note=notes.append),
+    )
+
+    def state(word: str) -> tuple[object, ...]:
+        think(chat, word)
+        request = settings.request
+        return request.thinking, request.thinking_tokens, request.reasoning_effort, chat.shown_as.think
+
+    assert state("on") == (True, None, None, "on")
+    assert state("100") == (True, 100, None, "on")
+    assert state("off") == (False, 100, None, "on")
+    assert state("low") == (None, 100, "low", "on")
+    assert state("hide") == (None, 100, "low", "hide")
+    for word in ("", "perhaps", "99999999999"):
+        with pytest.raises(UsageError, match="invalid /think"):
+            think(chat, word)
+    assert not notes
+    model.thinks = False
+    assert state("fold") == (None, 100, "low", "fold")
+    assert notes == ["tiny has no thinking mode."]
 
 
 def test_drafts_begin_when_step_times_were_measured_behind_a_long_answer(start: Start) -> None:

@@ -19,7 +19,6 @@ from llmrun.cli import defaults, sampling, settings_file
 from llmrun.cli.app import call
 from llmrun.cli.completion import complete_model
 from llmrun.cli.help import topic
-from llmrun.cli.options import load_preferences
 from llmrun.errors import UsageError
 from llmrun.models.registry import load_catalogue
 from llmrun.planning.preferences import LoadPreferences
@@ -126,7 +125,7 @@ def test_tuned_settings_come_after_the_users(
     for name, value in others.items():
         monkeypatch.setenv(name, value)
     _, found = filled("run", model="a", **given)
-    preferences = load_preferences(**{**found, **given})
+    preferences = LoadPreferences(**{**found, **given})  # type: ignore[arg-type]
     load = Load("a.gguf", 512, 512, threads=2)
     load = replace(load, **preferences.attention)
     tuned = replace(TunableSettings.of(load), kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on")
