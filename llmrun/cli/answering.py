@@ -51,7 +51,7 @@ def cancelling(output: Output, what: ChatModel | Toolbox) -> Iterator[None]:
 def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: DisplayOptions) -> Finished:
     """Show an answer; return its last event."""
     if output.json:
-        return _to_the_end(events, output.event_json)
+        return _to_the_end(events, lambda event: print_event(output, event))
     accepted: list[MediaAccepted] = []  # noted afterwards: a line would break into the live one
     with answer_view(output, shown_as, n_ctx=model.n_ctx, times=model.step_times) as view:
         model.on_wait = view.tick
@@ -94,6 +94,14 @@ def show_attached(output: Output, attached: Attachments) -> None:
     for each in attached.media:
         kind = "an image" if each.modality == "image" else "audio"
         output.note(f"{each.name}: {readable_size(each.n_bytes)}, {kind}; its tokens are counted when it is sent")
+
+
+def print_event(output: Output, event: Event) -> None:
+    """Print an event on stdout as one line of JSON: {"event": its name, its fields ...}."""
+    facts = {"event": type(event).__name__, **as_dict(event)}
+    if isinstance(event, TextDelta):
+        facts["logprobs"] = logprob_entries(event.logprobs)
+    output.json_line(facts)
 
 
 def _to_the_end(events: Iterable[Event], show_event: Callable[[Event], None]) -> Finished:

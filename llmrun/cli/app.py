@@ -106,7 +106,7 @@ def call(arguments: Sequence[str]) -> int:
         LlmrunError: the command failed; wrong options and arguments are a UsageError.
     """
     fix_words(os.environ)
-    arguments = habits.with_command(arguments)
+    arguments = [*(["run"] if habits.begins_answer(arguments) else []), *arguments]
     try:
         return app(arguments, prog_name="llmrun", standalone_mode=False, obj=arguments) or 0
     except typer.TyperException as error:

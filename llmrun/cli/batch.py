@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.batch.answerers import LocalEngine
+from llmrun.batch.answerers import LocalEngine, RemoteEngine
 from llmrun.batch.plan import plan_batch
 from llmrun.batch.results import ResultFile, output_files, write_table
 from llmrun.batch.rows import RowTemplate, read_rows
@@ -215,8 +215,6 @@ def _answering(
 
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
     """Return a remote engine. Raise for options that the server does not support; rows are checked one by one."""
-    from llmrun.batch.answerers import RemoteEngine
-
     model = served_model(output, server, None if name == ANY_MODEL else name)
     sampling = resolve_sampling(("flag", recipe.sampling))[0]
     request = replace(recipe.asked, sampling=sampling)

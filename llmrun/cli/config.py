@@ -349,7 +349,7 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
 
 def _row(key: str, given: dict[str, str | int | float]) -> tuple[str, str | int | float, str] | None:
     """Return the key with its value and origin; None if only the built-in default applies."""
-    name = settings_file.variable(settings_file.split_key(key)[1])
-    if text := os.environ.get(name, "").strip():
-        return key, settings_file.parse(key, text, name), f"{ENVIRONMENT}: {name}"
-    return (key, given[key], SETTINGS_FILE) if key in given else None
+    if (found := settings_file.look_up(key, given)) is None:
+        return None
+    value, variable = found
+    return key, value, f"{ENVIRONMENT}: {variable}" if variable else SETTINGS_FILE

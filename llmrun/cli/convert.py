@@ -12,6 +12,8 @@ from llmrun.cli.completion import complete_words
 from llmrun.cli.options import JsonOption, OutputFileYesOption, check_output_file
 from llmrun.config import load_settings
 from llmrun.convert.job import convert_folder, stored_type
+from llmrun.convert.llama_cpp_converter import convert_with
+from llmrun.convert.peft import convert_adapter
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import command_for
 from llmrun.gguf.reader import read_header
@@ -90,16 +92,12 @@ def _convert(output: Output, folder: Path, target: Path, kind: str) -> Converted
 
 
 def _convert_with(output: Output, script: Path, python: str, folder: Path, target: Path, kind: str) -> ConvertedModel:
-    from llmrun.convert.llama_cpp_converter import convert_with
-
     with Activity(output) as activity:
         activity.show(f"{script.name} converts {folder}", begins=True)
         return convert_with(script, folder, target, python=python, type=kind, on_line=activity.show)
 
 
 def _convert_adapter(output: Output, folder: Path, base: Path | None, target: Path, kind: str) -> ConvertedModel:
-    from llmrun.convert.peft import convert_adapter
-
     with download_progress(output, target.name) as on_progress:
         return convert_adapter(folder, base, target, type=kind, on_progress=on_progress)
 

@@ -7,23 +7,23 @@ the model is loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from llmrun.cli import settings_file
-from llmrun.cli.settings_file import LOADING, parse, split_key, variable
+from llmrun.cli import sampling, settings_file
+from llmrun.cli.settings_file import LOADING
 from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.models.registry import load_catalogue
+from llmrun.planning.hardware import probe
 from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.sizes import readable_size
 from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
     from llmrun.planning.preferences import LoadPreferences
-    from llmrun.server.pool import Preset
 
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
@@ -57,10 +57,8 @@ def remember_model(name: str) -> None:
 
 def no_model(command: str) -> UsageError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
-    from llmrun.models.registry import load_catalogue
     from llmrun.models.store.store import all_models
     from llmrun.planning.catalogue import Estimates, propose
-    from llmrun.planning.hardware import probe
     from llmrun.planning.speed import remembered
 
     settings, hardware = load_settings(), probe()
@@ -78,52 +76,15 @@ def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
     For commands that measure what `chat` and `serve` do. Raises UsageError as fill().
     """
 
-    found = _presets(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
-    return replace(preferences, **_loading(found))
+    found = preset_values(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
+    return replace(preferences, **loading_fields(found))
 
 
-def _loading(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+def loading_fields(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
     """Return the fields of LoadPreferences in a preset."""
 
     values = {LOADING[key].parameter: value for key, (value, _) in found.items() if key in LOADING}
     return {"n_ctx" if name == "ctx" else name: value for name, value in values.items()}
-
-
-def served_presets() -> Callable[[str], Preset]:
-    """Return the presets of a server's models by name, with values of the environment. Raises UsageError as fill()."""
-    from llmrun.cli import sampling, settings_file
-    from llmrun.server.pool import Preset
-
-    given = settings_file.read_file()
-    _presets(given, "", is_remote=False)  # an invalid variable is an error at the start
-
-    @cache
-    def preset(model: str) -> Preset:
-        found = _presets(given, model, is_remote=False)
-        keys = [key for key in found if settings_file.PRESET[key].is_sampling]
-        values = sampling.sampling_flags(**{settings_file.PRESET[key].parameter: found[key][0] for key in keys})
-        others = {
-            key.replace("-", "_"): found[key][0] for key in ("system", "max-tokens", "keep-reasoning") if key in found
-        }
-        return Preset(**others, sampling=values, loading=_loading(found))
-
-    return preset
-
-
-def page_presets() -> list[dict[str, Any]]:
-    """Return the presets of --preset as the page uses them: it has fields for some of their values.
-
-    Raises:
-        UsageError: the settings file is invalid.
-    """
-
-    given, found = settings_file.read_file(), []
-    for name in settings_file.preset_names(given):
-        preset = settings_file.read_preset(name, given)
-        values = {settings_file.NAMED[key].parameter: value for key, value in preset.items()}
-        shown = {key: values.get(key) for key in ("model", "system")}
-        found.append({"name": name, **shown, "thinking": values.get("think"), "values": values})
-    return found
 
 
 def fill(command: str, context: Any, values: dict[str, Any]) -> None:
@@ -140,14 +101,12 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     """
     if values.get("help") or values.get("help_all"):
         return
-    from llmrun.cli import sampling, settings_file
-
     given, aliases = settings_file.read_file(), model_aliases()
-    if command == "serve":  # which applies presets to requests and loads, see served_presets()
+    if command == "serve":  # which applies presets to requests and loads, see cli.serve
         values["models"] = tuple(aliases.get(name, name) for name in values.get("models") or ())
-        is_own = values.get("parent") is None  # `llmrun launch` chooses its server's options
-        options = {key.parameter: _value(f"serve.{name}", given) for name, key in settings_file.SERVE.items() if is_own}
-        context.default_map = {name: value[0] for name, value in options.items() if value is not None}
+        if values.get("parent") is None:  # `llmrun launch` chooses its server's options
+            options = {key: settings_file.look_up(f"serve.{name}", given) for name, key in settings_file.SERVE.items()}
+            context.default_map = {key.parameter: found[0] for key, found in options.items() if found is not None}
         return
     named = settings_file.read_preset(values["preset"], given) if values.get("preset") else {}
     is_remote = bool((values.get("at") or os.environ.get("LLMRUN_SERVER", "")).strip())
@@ -155,7 +114,7 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     if model in aliases and not is_remote:  # a server's own names come first, see cli.remote.served_model()
         values["model"] = aliases[model]
     model = aliases.get(model, model)
-    found = _presets(given, model, is_remote=is_remote)
+    found = preset_values(given, model, is_remote=is_remote)
     origin = f"preset {values.get('preset')}"
     found |= {
         name: (value, origin)
@@ -214,7 +173,7 @@ def _continued(session: str) -> str:
         return ""
 
 
-def _presets(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[str, tuple[Any, str]]:
+def preset_values(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[str, tuple[Any, str]]:
     """Return the values of a model's preset and of the environment, with their origins."""
 
     found = {}
@@ -222,8 +181,9 @@ def _presets(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[s
         if is_remote and name in settings_file.LOADING:
             continue
         keys = (f"models.{each}.{name}" for each in (model, model.partition(":")[0]) if each)
-        if (value := _value(next((key for key in keys if key in given), f"models..{name}"), given)) is not None:
-            found[name] = value
+        value = settings_file.look_up(next((key for key in keys if key in given), f"models..{name}"), given)
+        if value is not None:
+            found[name] = (value[0], ENVIRONMENT if value[1] else PRESET)
     return found
 
 
@@ -249,16 +209,3 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
         )
 
     return {name: each for name, each in found.items() if not excludes(name, each[0])}
-
-
-def _value(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:
-    """Return the value of a key and its origin: the environment, else the settings file.
-
-    Raises:
-        UsageError: the variable is invalid.
-    """
-
-    name = variable(split_key(key)[1])
-    if text := os.environ.get(name, "").strip():
-        return parse(key, text, name), ENVIRONMENT
-    return (given[key], PRESET) if key in given else None

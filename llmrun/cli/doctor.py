@@ -11,6 +11,7 @@ import typer
 from llmrun.cli.options import JsonOption
 from llmrun.config import Settings, load_settings
 from llmrun.doctor.doctor import examine, try_model
+from llmrun.doctor.gpu_build import cuda_package, install, install_package, require_build
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import probe_details, this_machine
@@ -68,8 +69,6 @@ def show_findings(output: Output, findings: Sequence[Finding]) -> None:
 
 
 def _install_gpu(output: Output, *, yes: bool) -> None:
-    from llmrun.doctor.gpu_build import cuda_package, install, install_package, require_build
-
     def ask(question: str) -> None:
         if not yes and not output.can_ask:
             raise UsageError("--install-gpu asks before it installs", hint="llmrun doctor --install-gpu --yes")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json as json_module
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import typer
 
 from llmrun.cli.completion import complete_words
@@ -235,10 +237,6 @@ def _print_lines(output: Output, texts: Sequence[str], parts: Iterator[TextVecto
 
 
 def _write_array(output: Output, parts: Iterator[TextVectors], file: Path) -> None:
-    import io
-
-    import numpy as np
-
     vectors = joined(parts).vectors
     data = io.BytesIO()
     np.save(data, vectors, allow_pickle=False)

@@ -74,10 +74,9 @@ OPTIONS = {
 """Option of another program -> what to write instead."""
 
 
-def with_command(arguments: Sequence[str]) -> list[str]:
-    """Return `-m MODEL -p PROMPT` as arguments of `run`; other arguments as they are."""
-    is_answer = bool(arguments) and arguments[0].partition("=")[0] in (*MODEL_OPTIONS, *PROMPT_OPTIONS)
-    return ["run", *arguments] if is_answer else [*arguments]
+def begins_answer(arguments: Sequence[str]) -> bool:
+    """Return whether arguments are `-m MODEL -p PROMPT`, without a command."""
+    return bool(arguments) and arguments[0].partition("=")[0] in (*MODEL_OPTIONS, *PROMPT_OPTIONS)
 
 
 def name_arguments(values: dict[str, Any], arguments: Sequence[Any], rest: list[str]) -> list[str]:

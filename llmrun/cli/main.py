@@ -37,7 +37,14 @@ def run() -> NoReturn:
             signal.signal(number, interrupt)
     arguments, debug = _without_debug(sys.argv[1:])
     try:
-        status = _serve(arguments)
+        text = page(arguments) if _COMPLETE not in os.environ else None
+        if text is not None:
+            print(text, flush=True)  # noqa: T201
+            status = 0
+        else:
+            from llmrun.cli.app import call  # slow: a page needs no command
+
+            status = call(arguments)
     except LlmrunError as error:
         interrupt.is_over = True  # one more Ctrl-C would only add a traceback
         status = _report(error, debug=debug)
@@ -65,17 +72,6 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = [word for word in arguments[:end] if word != "--debug"]
     return options + arguments[end:], len(options) < end
-
-
-def _serve(arguments: list[str]) -> int:
-    """Run the command or completion of the arguments; return the exit status."""
-    text = page(arguments) if _COMPLETE not in os.environ else None
-    if text is not None:
-        print(text, flush=True)  # noqa: T201
-        return 0
-    from llmrun.cli.app import call
-
-    return call(arguments)
 
 
 def _explained(error: Exception) -> LlmrunError:

@@ -41,7 +41,6 @@ from llmrun.model.chat_model import ChatModel, loaded_locally
 from llmrun.model.loading import ExpectedUse
 from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
-from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.storage import decode_text
 from llmrun.ui.answer.view import DisplayOptions
@@ -166,7 +165,11 @@ def run(
         keeps_states=prompt_cache,
         expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS),
     ) as loaded:
-        sampling = _sampling(output, loaded, flags, is_explained=explain_sampling)
+        sampling, origins = loaded.sampling(flags)
+        if explain_sampling:
+            from llmrun.ui.views.chat import show_sampling  # most answers need no table
+
+            show_sampling(output, sampling_rows(sampling, origins))
         request = replace(
             as_request(output, loaded, text, answer, raw=raw),
             sampling=sampling,
@@ -231,16 +234,6 @@ def _check_prefill(answer: AnswerOptions, *, raw: bool, has_beams: bool) -> None
         raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
 
 
-def _sampling(output: Output, model: ChatModel, flags: Mapping[str, Any], *, is_explained: bool) -> SamplingParams:
-    """Return the sampling parameters; print their origins to stderr on request."""
-    sampling, origins = model.sampling(flags)
-    if is_explained:
-        from llmrun.ui.views.chat import show_sampling
-
-        show_sampling(output, sampling_rows(sampling, origins))
-    return sampling
-
-
 def _with_files(output: Output, text: str, answer: AnswerOptions, docs: DocsOptions, loading: LoadingOptions) -> str:
     """Return the prompt after passages of documents and the attached files."""
     passages = _passages(output, text, docs, loading)
@@ -275,7 +268,10 @@ def _show(
         if answers > 1:
             return show_n_answers(output, model, request, answers, shown_as)
         deltas: list[TextDelta] = []
-        finished = show(output, collecting(model.answer(request), deltas), model, shown_as)
+        events = model.answer(request)
+        if record is not None or request.logprobs is not None:
+            events = collecting(events, deltas)
+        finished = show(output, events, model, shown_as)
     if record is not None:
         from llmrun.chat.replay import record_of, write
 

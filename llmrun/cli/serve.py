@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
@@ -23,7 +23,7 @@ import typer
 from llmrun.cli import settings_file
 from llmrun.cli.background import LOG_VARIABLE, install_service, rotate, serve_in_background, uninstall_service
 from llmrun.cli.completion import complete_model
-from llmrun.cli.defaults import page_presets, served_presets
+from llmrun.cli.defaults import loading_fields, preset_values
 from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import find_draft, find_model
 from llmrun.cli.main import ENDING
@@ -36,7 +36,7 @@ from llmrun.cli.options import (
     template_text,
     with_options,
 )
-from llmrun.cli.sampling import WATERMARK_OPTIONS
+from llmrun.cli.sampling import WATERMARK_OPTIONS, sampling_flags
 from llmrun.cli.servers import at_most
 from llmrun.cli.tools import ToolOptions, page_tools, tooling
 from llmrun.config import load_settings, model_aliases
@@ -47,6 +47,7 @@ from llmrun.models.adapters import adapter_bytes
 from llmrun.models.location import find_projector, locate, not_on_disk
 from llmrun.planning.measurements import compare_allocated
 from llmrun.server.guard import LOOPBACK, Policy, read_keys
+from llmrun.server.pool import Preset, RequestDefaults
 from llmrun.server.protocols.fields import read_time
 from llmrun.server.registry import END_NOW, RunningServer, allow_many_connections, bind, registered
 from llmrun.ui.terminal.output import Output
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from llmrun.insight.explain import ExplainedAnswer
     from llmrun.insight.merges import MergeRule
     from llmrun.planning.pairs import DraftFile
-    from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.params import SamplingParams
     from llmrun.server.page.tools import PageTools
     from llmrun.server.pool import PooledModel
@@ -178,7 +178,6 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, 0 if install else port)  # an installed server may use the port now
-    from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output, names = Output(json=log_json), tuple(dict.fromkeys(models or []))
@@ -231,7 +230,6 @@ def serve_page(name: str, loading: LoadingOptions, docs: DocsOptions, tooling: T
     """
     allow_many_connections()
     listening = bind(_LOOPBACK, 0, "llmrun chat --web")
-    from llmrun.server.pool import RequestDefaults
     from llmrun.server.serving import ServeOptions, run_in_event_loop
 
     output = Output()
@@ -264,6 +262,39 @@ def _open_browser(address: str) -> bool:
     # A browser that was not running may hold up who starts it.
     threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     return True
+
+
+def served_presets() -> Callable[[str], Preset]:
+    """Return the presets of a server's models by name, with values of the environment. Raises UsageError as fill()."""
+    given = settings_file.read_file()
+    preset_values(given, "", is_remote=False)  # an invalid variable is an error at the start
+
+    @cache
+    def preset(model: str) -> Preset:
+        found = preset_values(given, model, is_remote=False)
+        keys = [key for key in found if settings_file.PRESET[key].is_sampling]
+        values = sampling_flags(**{settings_file.PRESET[key].parameter: found[key][0] for key in keys})
+        others = {
+            key.replace("-", "_"): found[key][0] for key in ("system", "max-tokens", "keep-reasoning") if key in found
+        }
+        return Preset(**others, sampling=values, loading=loading_fields(found))
+
+    return preset
+
+
+def page_presets() -> list[dict[str, Any]]:
+    """Return the presets of --preset as the page uses them: it has fields for some of their values.
+
+    Raises:
+        UsageError: the settings file is invalid.
+    """
+    given, found = settings_file.read_file(), []
+    for name in settings_file.preset_names(given):
+        preset = settings_file.read_preset(name, given)
+        values = {settings_file.NAMED[key].parameter: value for key, value in preset.items()}
+        shown = {key: values.get(key) for key in ("model", "system")}
+        found.append({"name": name, **shown, "thinking": values.get("think"), "values": values})
+    return found
 
 
 def _aliases(given: list[str]) -> dict[str, str]:
@@ -342,7 +373,7 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
     paths = [find_model(output, name, yes=loading.yes)[1] for name in names]
     if loading.adapters:
-        _check_adapters(loading.adapters, paths[0])
+        adapter_bytes(loading.adapters, read_header(paths[0]))  # raises for one that does not fit
     if loading.projector is not None:
         find_projector(Path(), loading.projector)
     return find_draft(output, loading.draft, yes=loading.yes)
@@ -354,12 +385,6 @@ def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
         if is_given and not names:
             flag = option.partition(" ")[0]
             raise UsageError(f"{flag} needs a model", hint=f"llmrun serve MODEL {option}")
-
-
-def _check_adapters(adapters: tuple[Adapter, ...], model: Path) -> None:
-    """Raise before the first request if an adapter does not fit. Raises as adapter_bytes()."""
-
-    adapter_bytes(adapters, read_header(model))
 
 
 def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) -> None:

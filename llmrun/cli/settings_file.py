@@ -14,6 +14,7 @@ Here a key is the path to a value, e.g. "models.smollm2.ctx".
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,6 +84,21 @@ _MODEL, _ALIAS = Key("model", str), Key("alias", str)
 def variable(name: str) -> str:
     """Return the environment variable of a key's last part, e.g. LLMRUN_CACHE_TYPE_K."""
     return f"LLMRUN_{name.upper().replace('-', '_')}"
+
+
+def look_up(key: str, given: Mapping[str, Any]) -> tuple[Any, str] | None:
+    """Return the value of a key, and the variable that it is from, "" if from the settings file; None without one.
+
+    Args:
+        given: values of the settings file.
+
+    Raises:
+        UsageError: the variable is invalid.
+    """
+    name = variable(split_key(key)[1])
+    if text := os.environ.get(name, "").strip():
+        return parse(key, text, name), name
+    return (given[key], "") if key in given else None
 
 
 def find_key(key: str, where: str) -> Key:

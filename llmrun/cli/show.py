@@ -14,6 +14,9 @@ from llmrun.gguf.filenames import projector_for
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import makes_embeddings, pooling_of
 from llmrun.gguf.reader import read_header, read_modalities
+from llmrun.models import hub
+from llmrun.models.download.remote import read_remote_header
+from llmrun.models.hub import login_hint, token
 from llmrun.models.location import find_projector, locate
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
 from llmrun.planning.estimate import choose_files
@@ -168,10 +171,6 @@ def _prompt_facts(advice: EmbeddingAdvice | None) -> dict[str, Any]:
 
 def _remote_facts(output: Output, spec: ModelSpec, settings: Settings) -> dict[str, Any]:
     """Return facts about a model that is not on this disk."""
-    from llmrun.models import hub
-    from llmrun.models.download.remote import read_remote_header
-    from llmrun.models.hub import login_hint, token
-
     if spec.url is not None:
         return {**header_facts(read_remote_header(spec.url, on_note=output.note)), "path": None, "url": spec.url}
     assert spec.repository is not None, "neither path nor link"

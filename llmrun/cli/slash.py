@@ -14,6 +14,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from llmrun.chat.attachments import Attachments, attach, attach_media
+from llmrun.chat.store.export import export, format_for
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached, stream
 from llmrun.cli.beams import searched, show_rest
@@ -510,8 +511,6 @@ def list_sessions(chat: Chat, rest: str) -> None:
 
 def export_chat(chat: Chat, rest: str) -> None:
     """Write this chat to a file."""
-    from llmrun.chat.store.export import export, format_for
-
     name = unquoted(rest)
     form = format_for(name)
     if form is None:

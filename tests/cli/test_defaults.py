@@ -15,7 +15,7 @@ import pytest
 from support.gguf_writer import runnable_model, tiny_model, write
 from support.served import CHAT, LiveServer
 
-from llmrun.cli import defaults, sampling, settings_file
+from llmrun.cli import defaults, sampling, serve, settings_file
 from llmrun.cli.app import call
 from llmrun.cli.completion import complete_model
 from llmrun.cli.help import topic
@@ -217,7 +217,7 @@ def ask_served(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         f"[models.{json.dumps(names[1])}]\nsystem = 'Be long.'\ncache-type-k = 'q8_0'\n"
     )
     options = {"names": (*names,), "aliases": {"fast": names[0]}, "n_ctx": None}
-    defaults_of_server = RequestDefaults(preset=defaults.served_presets())
+    defaults_of_server = RequestDefaults(preset=serve.served_presets())
     with LiveServer(tmp_path, ("reporting",), defaults=defaults_of_server, **options) as server:
 
         def ask(model: str, path: str = CHAT, **fields: Any) -> Any:
@@ -255,7 +255,7 @@ def test_a_request_comes_before_the_preset(ask_served: Callable[..., Any], tmp_p
 def test_earlier_reasoning_flag_request_preset(config: Path) -> None:
     config.write_text("[models.a]\nkeep-reasoning = false\n")
     assert filled("run", model="a")[1]["keep_reasoning"] is False
-    server = RequestDefaults(preset=defaults.served_presets())
+    server = RequestDefaults(preset=serve.served_presets())
     asked = AnswerRequest(prompt="Hi")
     assert server.apply(asked, "a", is_first=True).keep_reasoning is False
     assert server.apply(asked, "b", is_first=True).keep_reasoning is None
@@ -272,13 +272,13 @@ def test_a_flag_and_the_environment_come_before_the_preset_of_a_served_model(
     config.write_text("[models.a]\ntemp = 0.25\nctx = 512\n")
     monkeypatch.setenv("LLMRUN_TEMP", "0.75")
     monkeypatch.setenv("LLMRUN_CTX", "1024")
-    preset = defaults.served_presets()
+    preset = serve.served_presets()
     assert preset("a").sampling == preset("b").sampling == {"temperature": 0.75}
     assert preset("a").loading == {"n_ctx": 1024}
     assert preset("a").complete(LoadPreferences(n_ctx=256)) == LoadPreferences(n_ctx=256)
     monkeypatch.setenv("LLMRUN_TEMP", "hot")
     with pytest.raises(UsageError, match="LLMRUN_TEMP"):
-        defaults.served_presets()
+        serve.served_presets()
 
 
 def test_help_needs_no_sound_settings_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import jinja2
 import pytest
 from typer.testing import CliRunner
 
-from llmrun.cli import defaults, sampling, settings_file
+from llmrun.cli import defaults, sampling, serve, settings_file
 from llmrun.cli.config import app, as_jinja, as_preset, read_modelfile
 from llmrun.errors import UsageError
 
@@ -188,8 +188,8 @@ def test_modelfiles_that_can_not_be_read(text: str, words: str) -> None:
 
 
 def test_the_page_reads_presets_as_its_fields_are_called(config: Path) -> None:
-    (found,) = defaults.page_presets()
+    (found,) = serve.page_presets()
     assert (found["name"], found["model"], found["system"], found["thinking"]) == ("pirate", "smollm2", "Arr.", True)
     assert found["values"]["temperature"] == 0.3
     config.unlink()
-    assert defaults.page_presets() == []
+    assert serve.page_presets() == []

@@ -135,7 +135,7 @@ def test_what_is_missing_is_said_before_anything_is_built(monkeypatch: pytest.Mo
 
 
 def test_it_asks_before_it_installs(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
-    monkeypatch.setattr("llmrun.doctor.gpu_build.require_build", lambda makers: BUILD)
+    monkeypatch.setattr("llmrun.cli.doctor.require_build", lambda makers: BUILD)
     done = CliRunner().invoke(app, ["doctor", "--install-gpu"])
     assert isinstance(done.exception, UsageError)
     assert "--yes" in done.exception.hint
@@ -143,7 +143,7 @@ def test_it_asks_before_it_installs(monkeypatch: pytest.MonkeyPatch, site: Path)
 
 
 def test_the_command_tries_the_new_build(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
-    monkeypatch.setattr("llmrun.doctor.gpu_build.require_build", lambda makers: BUILD)
+    monkeypatch.setattr("llmrun.cli.doctor.require_build", lambda makers: BUILD)
     monkeypatch.setattr("llmrun.cli.doctor.this_machine", lambda: type("Machine", (), {"gpus": ()}))
     done = CliRunner().invoke(app, ["doctor", "--install-gpu", "--yes"])
     assert isinstance(done.exception, LlmrunError)

@@ -6,6 +6,8 @@ import codecs
 import math
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.ui.terminal.cells import paint
 from llmrun.ui.terminal.format import percent
@@ -43,8 +45,6 @@ def shaded_pieces(text: str, tokens: Sequence[TokenLogprob]) -> list[tuple[str, 
 
 def show_legend(output: Output, *, stderr: bool = False) -> None:
     """Print the legend of the colours."""
-    from rich.text import Text
-
     shades = (paint(words, style) for (_, style), words in zip(_LEVELS, _WORDS, strict=True))
     words = f"Colours show the probability of each token: {', '.join(shades)}."
     output.console(stderr=stderr).print(Text.from_ansi(words))

@@ -18,8 +18,6 @@ from llmrun.ui.terminal.sanitize import clean
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from llmrun.protocol.messages import Event
-
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota, or a limit on file sizes."""
 _MAX_CLIPBOARD_BYTES = 74_994  # limit of xterm
@@ -130,16 +128,9 @@ class Output:
         """
         self.text(_json(value, indent=2))
 
-    def event_json(self, event: Event) -> None:
-        """Print an event on stdout as one line of JSON: {"event": its name, its fields ...}."""
-        from llmrun.protocol.answer import logprob_entries
-        from llmrun.protocol.codec import as_dict
-        from llmrun.protocol.messages import TextDelta
-
-        facts = {"event": type(event).__name__, **as_dict(event)}
-        if isinstance(event, TextDelta):
-            facts["logprobs"] = logprob_entries(event.logprobs)
-        self.text(_json(facts))
+    def json_line(self, value: Any) -> None:
+        """Print a part of a result on stdout as one line of JSON. Raises as result_json()."""
+        self.text(_json(value))
 
     def confirm(self, question: str, *, enter: bool = False) -> bool:
         """Ask a yes/no question on the terminal. Without a terminal the answer is no.

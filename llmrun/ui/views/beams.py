@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from rich.live import Live
+from rich.text import Text
+
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs.beams import ROOT, BeamSettings, BeamsFound, BeamStep, TreeNode
 from llmrun.protocol.sizes import readable_size
@@ -118,7 +121,7 @@ class BeamsView:
         self._output, self._clock, self._drawn_at = output, clock, 0.0
         self._draws = output.stderr_cursor_moves and not output.json
         self._unicode = can_show(output.stderr, "├└│…■")
-        self._live: Any = None
+        self._live: Live | None = None
         self._suspendable = Suspendable(self._clear)
 
     def __enter__(self) -> BeamsView:
@@ -144,9 +147,6 @@ class BeamsView:
                 self._draw(step)
 
     def _draw(self, step: BeamStep) -> None:
-        from rich.live import Live
-        from rich.text import Text
-
         if self._live is None:
             console = self._output.console(stderr=True)
             self._live = Live(console=console, transient=True, auto_refresh=False, redirect_stdout=False)

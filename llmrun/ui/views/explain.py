@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from rich.text import Text
 
 from llmrun.bench.results import Limit
 from llmrun.insight.explain import CacheUse, ExplainedAnswer
@@ -35,9 +37,6 @@ from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, right, show_table
 from llmrun.ui.views.chat import about_draft, draft_cell, show_choice
 from llmrun.ui.views.tokens import bytes_shown, pieces_text
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 ROLES = {
     "previous": "attends to the previous token",
@@ -233,8 +232,6 @@ def show_explained(output: Output, found: ExplainedAnswer) -> None:
 
 
 def _heading(output: Output, title: str, text: str) -> None:
-    from rich.text import Text
-
     output.text("")
     output.console().print(Text(title, style="bold cyan"))
     output.sentence(text)
@@ -356,8 +353,6 @@ def _show_attention(output: Output, run: RunCollected, tokens: Mapping[int, Toke
 
 def _attention_map(run: RunCollected, head: HeadAttention, tokens: Mapping[int, Token]) -> Text:
     """Return the last rows and columns of a head's attention as shaded cells, two characters wide."""
-    from rich.text import Text
-
     end = len(run.tokens)
     start = max(end - _HEAD_CELLS, 0)
     text = Text()

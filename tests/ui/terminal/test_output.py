@@ -11,6 +11,7 @@ import sys
 import pytest
 from support.streams import Terminal
 
+from llmrun.cli.answering import print_event
 from llmrun.errors import LlmrunError, ModelNotFoundError
 from llmrun.protocol.messages import Finished, Stats, TextDelta
 from llmrun.ui.terminal.output import Output, drop_output
@@ -113,8 +114,8 @@ def test_note_is_clean() -> None:
 
 def test_events_are_lines_of_json_without_control_characters() -> None:
     output = pipe_output(json=True)
-    output.event_json(TextDelta(1, "a\x1b\x7f\u202e\n🙂\udc80", 1))
-    output.event_json(Finished(1, "stop", Stats(seed=5)))
+    print_event(output, TextDelta(1, "a\x1b\x7f\u202e\n🙂\udc80", 1))
+    print_event(output, Finished(1, "stop", Stats(seed=5)))
     out, _ = written(output)
     first, second = out.splitlines()
     assert first.isascii()
@@ -181,6 +182,7 @@ def test_ascii_streams_do_not_crash() -> None:
 def test_closed_streams_do_not_crash() -> None:
     code = """
 import sys
+from llmrun.cli.answering import print_event
 from llmrun.ui.terminal.output import Output
 sys.stdin = sys.stdout = sys.stderr = None
 output = Output()
@@ -195,6 +197,7 @@ assert not output.can_ask
 
 def test_broken_pipe_is_quiet() -> None:
     code = """
+from llmrun.cli.answering import print_event
 from llmrun.ui.terminal.output import Output, drop_output
 output = Output()
 try:
