@@ -20,8 +20,11 @@ from starlette.routing import Route
 from llmrun.config import Settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.models.location import locate
+from llmrun.models.registry import load_catalogue, resolve
 from llmrun.models.store.installed import Installed
+from llmrun.models.store.removal import plan_removal, remove
 from llmrun.models.store.store import Store, all_models
+from llmrun.planning.estimate import choose_files
 from llmrun.server.answer import NDJSON, json_line
 from llmrun.server.http import OriginRejectedError, model_not_found, read_json
 from llmrun.server.page.requests import is_forwarded, is_same_user
@@ -86,8 +89,6 @@ class ManageRoutes:
         return Response()
 
     async def _delete(self, request: Request) -> Response:
-        from llmrun.models.store.removal import plan_removal, remove
-
         name = _name(await self._fields(request), "model", "name")
         found = await asyncio.to_thread(self._find, name)
         removal = await asyncio.to_thread(plan_removal, Store(self._settings), found)
@@ -159,8 +160,6 @@ class PullJob:
 
     def _pull(self) -> Path:
         from llmrun.models.pull import pull
-        from llmrun.models.registry import load_catalogue, resolve
-        from llmrun.planning.estimate import choose_files
 
         spec = resolve(self._name, load_catalogue())
         if spec.path is not None or spec.url is not None:

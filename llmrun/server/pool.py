@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
 from llmrun.model import Model
@@ -498,8 +500,6 @@ def _expected_growth(pooled: PooledModel) -> int:
     """Return the bytes that an engine may still allocate: its KV cache grows, and mapped weights count as free."""
     if not pooled.is_loaded:
         return 0
-    import psutil  # type: ignore[import-untyped,unused-ignore]
-
     assert pooled.connection is not None
     assert pooled.model is not None
     with suppress(psutil.Error):

@@ -10,8 +10,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from llmrun.chat.passages import FolderIndex
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.model import Model
@@ -38,9 +39,6 @@ from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_ADAPTERS, NO_DEFAULTS, Pool, PooledModel, RequestDefaults, ServedAdapters
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.registry import ServedDrafts
-
-if TYPE_CHECKING:
-    from llmrun.chat.passages import FolderIndex
 
 _END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)  # of a file's name
 

@@ -15,8 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from llmrun.chat.attachments import AttachedFile, Attachments, read_media
+from llmrun.chat.media import MediaCache, MediaFile, MediaReader
+from llmrun.chat.passages import FolderIndex, Passage, passages_block, passages_for, passages_line
+from llmrun.chat.store.chat import SavedChat
+from llmrun.chat.store.export import export
+from llmrun.chat.store.rows import name_from
+from llmrun.chat.store.store import MEDIA, Sessions, folder_in
+from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn, in_window, path_to
 from llmrun.errors import UsageError
 from llmrun.protocol.media import FORMATS, modality_of, must_be_converted, other_audio
 from llmrun.protocol.messages import Message
@@ -87,15 +95,8 @@ def _name(upload: Fields) -> str:
     return _UNSAFE.sub("_", name).encode()[:_LONGEST_NAME].decode(errors="ignore") or "file"
 
 
-if TYPE_CHECKING:
-    from llmrun.chat.media import MediaFile, MediaReader
-    from llmrun.chat.passages import FolderIndex, Passage
-    from llmrun.chat.store.chat import SavedChat
-    from llmrun.chat.store.store import Sessions
-    from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, WindowTurn
-
 _Result = TypeVar("_Result")
-Said: TypeAlias = "list[tuple[Message, tuple[MediaFile, ...]]]"
+Said = list[tuple[Message, tuple[MediaFile, ...]]]
 """Messages, each with its images and audio, which are read for every request."""
 
 _MOST_HITS = 100
@@ -141,8 +142,6 @@ class PageChats:
     @property
     def _sessions(self) -> Sessions:
         if self._store is None:
-            from llmrun.chat.store.store import Sessions, folder_in
-
             self._store = Sessions(folder_in(self._state_dir))
         return self._store
 
@@ -174,8 +173,6 @@ class PageChats:
 
     def export(self, chat: int, form: str) -> str:
         """Return a chat in one of the formats of `llmrun sessions export`."""
-        from llmrun.chat.store.export import export
-
         return export(self._sessions.tree(str(chat)), "json" if form == "json" else "markdown")
 
     def ask(
@@ -217,9 +214,6 @@ class PageChats:
 
     def _passages(self, text: str, saved: SavedChat, edited: TurnEntry | None) -> tuple[Passage, ...] | None:
         """Return the passages that go along with a question; None without documents."""
-        from llmrun.chat.passages import passages_for
-        from llmrun.chat.store.turns import Question
-
         if self._index is None:
             return None
         before = saved.entries if edited is None else saved.entries[: saved.entries.index(edited)]
@@ -228,10 +222,6 @@ class PageChats:
 
     def _question(self, text: str, uploads: Uploads, passages: tuple[Passage, ...]) -> Question:
         """Return a question with its files; images and audio are written into a folder of the store."""
-        from llmrun.chat.attachments import AttachedFile, Attachments, read_media
-        from llmrun.chat.store.store import MEDIA
-        from llmrun.chat.store.turns import Question
-
         folder = self._sessions.folder
         assert folder is not None
         files = tuple(AttachedFile(name, len(data), data.decode()) for name, data in uploads.texts)
@@ -265,8 +255,6 @@ class PageChats:
 
     def replayed(self, chat: int, answer: int) -> tuple[Said, Answer]:
         """Return the conversation before an answer of any branch, and the answer."""
-        from llmrun.chat.store.turns import Answer, in_window, path_to
-
         tree = self._sessions.tree(str(chat))
         entries = {entry.id: entry for entry in tree.entries}
         found = entries.get(answer)
@@ -279,8 +267,6 @@ class PageChats:
 
     def said(self, chat: int) -> Said:
         """Return the messages of the current branch that the model still sees."""
-        from llmrun.chat.store.turns import in_window
-
         tree = self._sessions.tree(str(chat))
         return _said(tree.system, in_window(tree.path()))
 
@@ -375,8 +361,6 @@ def _entry(saved: SavedChat, wanted: int) -> TurnEntry:
 
 
 def _question(entry: TurnEntry) -> Any:
-    from llmrun.chat.store.turns import Question
-
     if not isinstance(entry.part, Question):
         raise UsageError("this message is not a question")
     return entry.part
@@ -396,8 +380,6 @@ def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = No
 
 def with_media(said: Said, model: MediaReader) -> tuple[tuple[Message, ...], list[str]]:
     """Return messages with their files read, and notes about those that can't be sent; see chat.media.MediaCache."""
-    from llmrun.chat.media import MediaCache
-
     notes: list[str] = []
     cache = MediaCache(notes.append)
     return tuple(cache.show(message, files, model) for message, files in said), notes
@@ -430,8 +412,6 @@ def _conversation(tree: Tree) -> dict[str, Any]:
 
 def _title(name: str, first: str) -> str:
     """Return the name that the user gave a chat, or else its first question, cut at a word."""
-    from llmrun.chat.store.rows import name_from
-
     if not first or not re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name):
         return name
     line = " ".join(_MARKUP.sub("", first).split())
@@ -441,9 +421,6 @@ def _title(name: str, first: str) -> str:
 
 
 def _entry_data(entry: TurnEntry) -> dict[str, Any]:
-    from llmrun.chat.passages import passages_block, passages_line
-    from llmrun.chat.store.turns import Question
-
     if isinstance(entry.part, Question):
         question = entry.part
         files = question.content.removesuffix(question.shown).removeprefix(passages_block(question.passages)).rstrip()

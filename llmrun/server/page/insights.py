@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from llmrun.chat.store.turns import Answer
 from llmrun.errors import CancelledError, UsageError
+from llmrun.insight.explain import MOST_TOKENS, PAGE_CANDIDATES, ExplainedAnswer, explain_answer
+from llmrun.insight.merges import MergeRule, merge_rule
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
 from llmrun.protocol.answer import logprob_entries
@@ -42,12 +45,7 @@ from llmrun.server.page.chats import PageChats, Said, with_media
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.pool import PooledModel
 
-if TYPE_CHECKING:
-    from llmrun.chat.store.turns import Answer
-    from llmrun.insight.explain import ExplainedAnswer
-    from llmrun.insight.merges import MergeRule
-
-ExplainPage = Callable[["ExplainedAnswer", SamplingParams, "MergeRule | None"], str]
+ExplainPage = Callable[[ExplainedAnswer, SamplingParams, MergeRule | None], str]
 EXPLAINED = "/ui/explained/"
 """Path before the name of an explanation. The name is its key: a window of its own sends no other one."""
 _MOST_PAGES = 8  # explanations kept, of about a megabyte each
@@ -89,8 +87,6 @@ class PageInsights:
         Return lines of progress, {"doing", "share"}; the last one has the page's address, or an error. The work ends
         when the client disconnects, in the engine too.
         """
-        from llmrun.insight.explain import MOST_TOKENS
-
         fields = await read_fields(request)
         chat, entry = needed_id(fields, "chat"), needed_id(fields, "answer")
         said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
@@ -108,9 +104,6 @@ class PageInsights:
         self, again: AnswerRequest, said: Said, answer: Answer, name: str
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the lines of an explanation."""
-        from llmrun.insight.explain import PAGE_CANDIDATES, explain_answer
-        from llmrun.insight.merges import merge_rule
-
         yield {"doing": "waiting for the model", "share": 0.0}
         async with self._state.engine(name) as (engine, pooled):
             model = _model_of(answer, pooled)

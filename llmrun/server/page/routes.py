@@ -9,12 +9,15 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from llmrun.chat.attachments import MAX_FILE_BYTES
+from llmrun.chat.documents import is_document, read_document
+from llmrun.chat.passages import FolderIndex
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.params import PARAMETERS
@@ -28,9 +31,6 @@ from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.tools import PageTools
-
-if TYPE_CHECKING:
-    from llmrun.chat.passages import FolderIndex
 
 _LONGEST_SEARCH = 500  # characters
 _LONGEST_TEXT = 1 << 20  # characters of a question
@@ -207,9 +207,6 @@ class PageRoutes:
 
     async def _document(self, request: Request) -> Response:
         """Return the text of a PDF or a Word document: {"name", "data" in base64}."""
-        from llmrun.chat.attachments import MAX_FILE_BYTES
-        from llmrun.chat.documents import is_document, read_document
-
         name, data = read_upload(await read_fields(request))
         if not is_document(data):
             raise UsageError(f"{name} can't be attached", why="it is neither a PDF nor a Word document")

@@ -6,13 +6,11 @@ Must not know HTTP. A tool that was allowed for good runs without a question unt
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from llmrun.chat.tools.toolbox import REFUSED, Toolbox
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
-
-if TYPE_CHECKING:
-    from llmrun.chat.tools.toolbox import Toolbox
 
 Decision = Literal["once", "always", "no"]
 _CANCEL_SECONDS = 2.0  # for a call to end, before it is cancelled again, which kills its process
@@ -40,8 +38,6 @@ class PageTools:
 
     async def result(self, call: ToolCall) -> str:
         """Wait for the decision about a call, run it if it is allowed, and return the text for the model."""
-        from llmrun.chat.tools.toolbox import REFUSED
-
         assert self._toolbox is not None
         called = REFUSED
         if await self._may_run(call):
