@@ -109,21 +109,29 @@ def other_programs() -> float:
 
 def _best(a: MachineSpeed, b: MachineSpeed) -> MachineSpeed:
     """Return the faster figures of two measurements: other programs disturb not all of them at once."""
-    looks, prefill_looks = (
+    attention_seconds, prefill_attention_seconds = (
         {
             kind: {
                 length: min(seconds, right.get(kind, {}).get(length, seconds)) for length, seconds in left[kind].items()
             }
             for kind in left
         }
-        for left, right in ((a.looks, b.looks), (a.prefill_looks, b.prefill_looks))
+        for left, right in (
+            (a.attention_seconds, b.attention_seconds),
+            (a.prefill_attention_seconds, b.prefill_attention_seconds),
+        )
     )
     types = {
         kind: max((speed.types[kind] for speed in (a, b) if kind in speed.types), key=lambda rates: rates.decode[-1:])
         for kind in {**a.types, **b.types}
     }
     return MachineSpeed(
-        max(a.read, b.read), min(a.operation, b.operation), looks, prefill_looks, types, min(a.others, b.others)
+        max(a.read, b.read),
+        min(a.operation, b.operation),
+        attention_seconds,
+        prefill_attention_seconds,
+        types,
+        min(a.others, b.others),
     )
 
 
