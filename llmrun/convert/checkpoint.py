@@ -349,13 +349,13 @@ def stack_experts(name: str, experts: Sequence[TensorSource]) -> TensorSource:
     Raises BadModelError if the matrices differ in shape or type.
     """
     first = experts[0]
-    other = next((one for one in experts if (one.shape, one.type) != (first.shape, first.type)), None)
+    other = next((expert for expert in experts if (expert.shape, expert.type) != (first.shape, first.type)), None)
     if other is not None:
         raise BadModelError(f"the experts' tensors {first.name!r} and {other.name!r} differ in shape or type")
 
     def chunks(multiple: int) -> Iterator[Array]:
-        for one in experts:
-            yield from one.chunks(multiple)
+        for expert in experts:
+            yield from expert.chunks(multiple)
 
     return TensorSource(name, first.type, (len(experts), *first.shape), chunks)
 
@@ -633,7 +633,7 @@ def _block(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, A
     if (down, across) == (n_rows, 1):
         return 1, n_columns
     size = config.get("weight_block_size", [128, 128])
-    are_sizes = isinstance(size, list) and len(size) == 2 and all(type(one) is int and one > 0 for one in size)
+    are_sizes = isinstance(size, list) and len(size) == 2 and all(type(length) is int and length > 0 for length in size)
     if are_sizes and (down, across) == (-(-n_rows // size[0]), -(-n_columns // size[1])):
         return size[0], size[1]
     raise BadModelError(
