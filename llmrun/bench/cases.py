@@ -300,14 +300,14 @@ def _odd_threads(cases: Sequence[Case], hardware: Hardware) -> list[str]:
 
 def _check_heads(case: Case, subject: NamedModel) -> None:
     settings = case.settings
-    for option, kind, length in (
+    for option, kv_type, length in (
         ("-ctk", settings.kv_type_k, subject.header.key_length),
         ("-ctv", settings.kv_type_v, subject.header.value_length),
     ):
-        together = KV_TYPES[kind][1]
+        together = KV_TYPES[kv_type][1]
         if length and length % together:
             raise UsageError(
-                f"{subject.name} can't have {option} {kind}",
+                f"{subject.name} can't have {option} {kv_type}",
                 why=f"its heads have {length} elements, which is not a multiple of {together}",
                 hint=f"{option} f16",
             )

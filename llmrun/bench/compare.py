@@ -30,7 +30,7 @@ ENOUGH_RUNS = 4
 
 # Setting that affects the speed of a test -> its name for users.
 _SETTINGS = {
-    **{each.column: each.label for each in SETTINGS.values() if each.column},
+    **{setting.column: setting.label for setting in SETTINGS.values() if setting.column},
     "backends": "backends",
     "environment": "environment",
 }

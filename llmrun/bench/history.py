@@ -1,7 +1,6 @@
 """The history of bench results on this disk: keep, list, find, remove.
 
-Results are stored whole, as the JSON of
-`-o json`, with raw samples and machine. Nothing leaves this disk.
+Results are stored whole, as the JSON of `-o json`, with raw samples and machine. Nothing leaves this disk.
 """
 
 from __future__ import annotations

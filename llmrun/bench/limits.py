@@ -85,7 +85,7 @@ class TokenCost:
     def _answer(self, test: BenchTest, settings: EngineSettings) -> Phase:
         middle = test.n_depth + test.n_prompt + test.n_gen / 2
         read = self.work.decode_bytes
-        products = _products({kind: n_bytes / self.bytes_of[kind] for kind, n_bytes in read.items()})
+        products = _products({type_name: n_bytes / self.bytes_of[type_name] for type_name, n_bytes in read.items()})
         self._add_attention(products, middle)
         weights, kv = sum(read.values()), self.work.kv_read(middle) * settings.kv_element_bytes
         return Phase(test.n_gen, weights, kv, products, weights + kv)
@@ -98,8 +98,8 @@ class TokenCost:
 def _products(weights: Mapping[str, float]) -> dict[str, float]:
     """Turn type -> weights into kind of product -> multiply-adds."""
     products = {"int8": 0.0, "half": 0.0, "single": 0.0}
-    for kind, count in weights.items():
-        products["half" if kind in _HALF else "single" if kind in _SINGLE else "int8"] += count
+    for type_name, count in weights.items():
+        products["half" if type_name in _HALF else "single" if type_name in _SINGLE else "int8"] += count
     return products
 
 

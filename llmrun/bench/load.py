@@ -1,9 +1,7 @@
 """The load test of `llmrun bench --clients`: concurrent requests to one engine, or to a remote server.
 
-The engine gets them as from `llmrun serve`, but without HTTP.
-
-Times are a
-client's. Rows measured before an interrupt or an engine's crash are returned beside the error.
+The engine gets them as from `llmrun serve`, but without HTTP. Times are a client's. Rows measured before an interrupt
+or an engine's crash are returned beside the error.
 """
 
 from __future__ import annotations

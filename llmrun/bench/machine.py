@@ -194,7 +194,7 @@ class DisturbanceMonitor:
 
 
 def disturbances(
-    before: SystemCounters, after: SystemCounters, looks: Sequence[ClockSample], cpus: int
+    before: SystemCounters, after: SystemCounters, clock_samples: Sequence[ClockSample], cpus: int
 ) -> tuple[BenchWarning, ...]:
     """Return the warnings of the counters between two readings."""
     wall = max(after.wall - before.wall, 1e-3)
@@ -217,17 +217,17 @@ def disturbances(
     if reread >= _SHORT:
         text = f"memory was short: {readable_size(reread)} were read from the disk again"
         warnings.append(BenchWarning("reread", text))
-    return (*warnings, *_clock_warnings(after.heat - before.heat, looks))
+    return (*warnings, *_clock_warnings(after.heat - before.heat, clock_samples))
 
 
-def _clock_warnings(heat: int, looks: Sequence[ClockSample]) -> list[BenchWarning]:
+def _clock_warnings(heat: int, clock_samples: Sequence[ClockSample]) -> list[BenchWarning]:
     warnings = []
-    hottest = max((sample.degrees for sample in looks), default=0.0)
+    hottest = max((sample.degrees for sample in clock_samples), default=0.0)
     if heat > 0 or hottest >= _HOT:
         how = f" {heat} times" if heat > 0 else " down, probably"
         degrees = f": {hottest:.0f} °C" if hottest else ""
         warnings.append(BenchWarning("heat", f"heat slowed the processor{how}{degrees}"))
-    clocks = [sample.clock for sample in looks if sample.clock]
+    clocks = [sample.clock for sample in clock_samples if sample.clock]
     if clocks and min(clocks) < (1 - _CLOCK) * max(clocks):
         first, last = (min(clocks), max(clocks)) if clocks[0] < clocks[-1] else (max(clocks), min(clocks))
         warnings.append(BenchWarning("clock", f"the clock went from {first / 1e9:.1f} to {last / 1e9:.1f} GHz"))

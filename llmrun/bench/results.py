@@ -1,8 +1,7 @@
 """Bench results: rows with raw samples, and the machine they were measured on, to and from JSON.
 
-A row has llama-bench's
-field names and ours, and carries its machine: rows of several files can be put into one list, and a list that
-llama-bench itself wrote can be read.
+A row has llama-bench's field names and ours, and carries its machine: rows of several files can be put into one list,
+and a list that llama-bench itself wrote can be read.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The benchmark of speculation, `llmrun bench --speculate`: prompts of named kinds, with and without drafts in turns.
 
-Answers are drawn with the same seed
-on both sides, so they are the same text but for roundings. Rows measured before an interrupt or an
-engine's crash are returned beside the error.
+Answers are drawn with the same seed on both sides, so they are the same text but for roundings. Rows measured before an
+interrupt or an engine's crash are returned beside the error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Architectures that can be converted, and the names of their tensors in checkpoints and in GGUF files.
 
-The GGUF names are those of llama.cpp's own converter.
-Every tensor of a table must be in the model, and every tensor of the model in a table: none is dropped silently.
+The GGUF names are those of llama.cpp's own converter. Every tensor of a table must be in the model, and every tensor of
+the model in a table: none is dropped silently.
 """
 
 from __future__ import annotations

@@ -36,43 +36,43 @@ STORED_TYPES = {
 FLOAT_TYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
-def to_float32(values: Array, kind: str) -> Floats:
-    """Decode stored elements to float32; `kind` is one of FLOAT_TYPES."""
-    if kind == "BF16":
+def to_float32(values: Array, type_name: str) -> Floats:
+    """Decode stored elements to float32; `type_name` is one of FLOAT_TYPES."""
+    if type_name == "BF16":
         bits: Array = values.astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)
-    if kind.startswith("F8"):
-        return _float8_values(kind)[values]
+    if type_name.startswith("F8"):
+        return _float8_values(type_name)[values]
     return values.astype(np.float32, copy=False)
 
 
-def encode(values: Floats, kind: str) -> Array:
+def encode(values: Floats, type_name: str) -> Array:
     """Encode float32 rows as F32, F16, BF16 or Q8_0; for Q8_0, return the bytes of its blocks."""
-    if kind == "F32":
+    if type_name == "F32":
         return values
     with np.errstate(over="ignore"):  # the caller checks for infinite values, see all_finite()
-        if kind == "F16":
+        if type_name == "F16":
             return values.astype(np.float16)
 
-        encoded = quants.quantize(values, GGMLQuantizationType[kind])
-    return encoded.view(np.uint16) if kind == "BF16" else encoded
+        encoded = quants.quantize(values, GGMLQuantizationType[type_name])
+    return encoded.view(np.uint16) if type_name == "BF16" else encoded
 
 
-def all_finite(values: Array, kind: str) -> bool:
+def all_finite(values: Array, type_name: str) -> bool:
     """Return whether every element is finite, in a type that to_float32() or encode() returns."""
-    if kind == "BF16":
+    if type_name == "BF16":
         return not bool(np.any((values & np.uint16(0x7F80)) == np.uint16(0x7F80)))
-    if kind == "Q8_0":
+    if type_name == "Q8_0":
         scales = np.ascontiguousarray(values.reshape(-1, 34)[:, :2]).view(np.float16)
         return bool(np.isfinite(scales).all())
     return bool(np.isfinite(values).all())
 
 
 @cache
-def _float8_values(kind: str) -> Floats:
+def _float8_values(type_name: str) -> Floats:
     """Return the values of the 256 bytes of a float8 type. E4M3 is the variant without infinities (E4M3FN)."""
     codes = np.arange(256, dtype=np.uint16)
-    if kind == "F8_E5M2":  # the upper half of a float16
+    if type_name == "F8_E5M2":  # the upper half of a float16
         halves: Array = codes << np.uint16(8)
         return halves.view(np.float16).astype(np.float32)
     exponent, fraction = (codes >> 3) & 15, (codes & 7).astype(np.float32)
@@ -92,7 +92,7 @@ MAX_NAME = 1000  # characters
 MAX_PARTS = 2000
 _INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_ELEMENT_BYTES = {kind: int(code[-1]) for kind, code in STORED_TYPES.items()}
+_ELEMENT_BYTES = {type_name: int(code[-1]) for type_name, code in STORED_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +100,26 @@ class CheckpointTensor:
     """Tensor in a file."""
 
     name: str
-    kind: str  # type of the elements, one of STORED_TYPES
+    type: str  # of the elements, one of STORED_TYPES
     shape: tuple[int, ...]  # in PyTorch's order, the contiguous dimension last
     offset: int  # of the data in the file, in bytes
     file: BinaryIO
 
     @property
     def n_bytes(self) -> int:
-        return prod(self.shape) * _ELEMENT_BYTES[self.kind]
+        return prod(self.shape) * _ELEMENT_BYTES[self.type]
 
     def rows(self, start: int, stop: int) -> Array:
         """Return the elements of some rows of the first dimension, in numpy's type of STORED_TYPES.
 
         Raises BadModelError if the file has become shorter.
         """
-        row_bytes = prod(self.shape[1:]) * _ELEMENT_BYTES[self.kind]
+        row_bytes = prod(self.shape[1:]) * _ELEMENT_BYTES[self.type]
         self.file.seek(self.offset + start * row_bytes)
         data = _read(self.file, (stop - start) * row_bytes)
         if len(data) < (stop - start) * row_bytes:
             raise BadModelError(f"the file of tensor {self.name!r} became shorter while it was read")
-        return np.frombuffer(data, STORED_TYPES[self.kind]).reshape(stop - start, *self.shape[1:])
+        return np.frombuffer(data, STORED_TYPES[self.type]).reshape(stop - start, *self.shape[1:])
 
     def whole(self) -> Array:
         if not self.shape:
@@ -180,17 +180,17 @@ def read_table(file: BinaryIO, path: Path) -> dict[str, CheckpointTensor]:
 def _row(name: str, row: Any, data_start: int, file: BinaryIO, path: Path) -> CheckpointTensor:
     if len(name) > MAX_NAME:
         _damaged(path, f"a tensor has a name of {len(name):,} characters")
-    kind = row.get("dtype") if isinstance(row, dict) else None
-    if not isinstance(row, dict) or not isinstance(kind, str):
+    type_name = row.get("dtype") if isinstance(row, dict) else None
+    if not isinstance(row, dict) or not isinstance(type_name, str):
         _damaged(path, f"the entry of tensor {name!r} names no type")
-    if kind not in STORED_TYPES:
-        _damaged(path, f"tensor {name!r} has the unknown type {kind[:40]!r}")
+    if type_name not in STORED_TYPES:
+        _damaged(path, f"tensor {name!r} has the unknown type {type_name[:40]!r}")
     shape, offsets = _counts(row.get("shape")), _counts(row.get("data_offsets"))
     if shape is None or len(shape) > MAX_DIMENSIONS or prod(shape) >= 2**60:
         _damaged(path, f"tensor {name!r} has the impossible shape {str(row.get('shape'))[:80]}")
     if offsets is None or len(offsets) != 2:
         _damaged(path, f"tensor {name!r} has the impossible offsets {str(row.get('data_offsets'))[:80]}")
-    tensor = CheckpointTensor(name, kind, shape, data_start + offsets[0], file)
+    tensor = CheckpointTensor(name, type_name, shape, data_start + offsets[0], file)
     if offsets[1] - offsets[0] != tensor.n_bytes:
         _damaged(path, f"tensor {name!r} has {offsets[1] - offsets[0]} bytes; its shape needs {tensor.n_bytes}")
     return tensor
@@ -286,7 +286,7 @@ class TensorSource:
     """Values of a tensor."""
 
     name: str  # in the checkpoint
-    kind: str  # type of the chunks' elements, one of FLOAT_TYPES
+    type: str  # of the chunks' elements, one of FLOAT_TYPES
     shape: tuple[int, ...]  # in PyTorch's order, the contiguous dimension last
     chunks: Chunks  # yields groups of rows; the size of a group is a multiple of the argument
 
@@ -305,14 +305,14 @@ def stored_source(tensor: CheckpointTensor) -> TensorSource:
         for start in range(0, shape[0], step):
             yield whole.rows(start, min(start + step, shape[0]))
 
-    return TensorSource(tensor.name, tensor.kind, shape, chunks)
+    return TensorSource(tensor.name, tensor.type, shape, chunks)
 
 
 def require_floats(source: TensorSource) -> TensorSource:
     """Return the source. Raises BadModelError if its elements are not floating-point numbers."""
-    if source.kind not in FLOAT_TYPES:
+    if source.type not in FLOAT_TYPES:
         raise BadModelError(
-            f"tensor {source.name!r} holds {source.kind} numbers",
+            f"tensor {source.name!r} holds {source.type} numbers",
             why="weights must be floating-point numbers, unless config.json describes their quantization",
         )
     return source
@@ -349,15 +349,15 @@ def stack_experts(name: str, experts: Sequence[TensorSource]) -> TensorSource:
     Raises BadModelError if the matrices differ in shape or type.
     """
     first = experts[0]
-    other = next((one for one in experts if (one.shape, one.kind) != (first.shape, first.kind)), None)
+    other = next((expert for expert in experts if (expert.shape, expert.type) != (first.shape, first.type)), None)
     if other is not None:
         raise BadModelError(f"the experts' tensors {first.name!r} and {other.name!r} differ in shape or type")
 
     def chunks(multiple: int) -> Iterator[Array]:
-        for one in experts:
-            yield from one.chunks(multiple)
+        for expert in experts:
+            yield from expert.chunks(multiple)
 
-    return TensorSource(name, first.kind, (len(experts), *first.shape), chunks)
+    return TensorSource(name, first.type, (len(experts), *first.shape), chunks)
 
 
 def take_half(source: TensorSource, number: int) -> TensorSource:
@@ -381,9 +381,9 @@ def map_values(source: TensorSource, function: Callable[[Floats], Floats]) -> Te
 
     def chunks(multiple: int) -> Iterator[Array]:
         for chunk in source.chunks(multiple):
-            yield function(to_float32(chunk, source.kind))
+            yield function(to_float32(chunk, source.type))
 
-    return replace(source, kind="F32", chunks=chunks)
+    return replace(source, type="F32", chunks=chunks)
 
 
 # ---- packed weights: memory holds one packed tensor, and some rows of the result
@@ -435,11 +435,11 @@ class _Parts:
         self.base = base
         self._tensors = tensors
 
-    def find(self, suffix: str, kinds: tuple[str, ...]) -> CheckpointTensor:
+    def find(self, suffix: str, types: tuple[str, ...]) -> CheckpointTensor:
         """Return one part; raise BadModelError if it is missing or has another type."""
         tensor = self._tensors.get(f"{self.base}.{suffix}")
-        if tensor is None or tensor.kind not in kinds:
-            has = "is missing" if tensor is None else f"holds {tensor.kind} numbers"
+        if tensor is None or tensor.type not in types:
+            has = "is missing" if tensor is None else f"holds {tensor.type} numbers"
             raise BadModelError(f"the quantized tensor {self.base!r} is damaged", why=f"its {suffix} {has}")
         return tensor
 
@@ -508,7 +508,7 @@ def _gptq_reader(config: Mapping[str, Any]) -> _Reader:
 
         def load() -> _Rows:
             packed, groups = weight.whole(), _gptq_groups(parts, n_in, n_groups)
-            factor = to_float32(scales.whole(), scales.kind)
+            factor = to_float32(scales.whole(), scales.type)
             zero = _unpack(zeros.whole(), bits, 1)[:, :n_out] + offset
 
             def rows(start: int, stop: int) -> Floats:
@@ -547,7 +547,7 @@ def _awq_reader(config: Mapping[str, Any]) -> _Reader:
 
         def load() -> _Rows:
             packed, zero = weight.whole(), zeros.whole()
-            factor = to_float32(scales.whole(), scales.kind)
+            factor = to_float32(scales.whole(), scales.type)
             size = n_in // n_groups
 
             def rows(start: int, stop: int) -> Floats:
@@ -591,7 +591,7 @@ def _float8(tensors: Mapping[str, CheckpointTensor], config: Mapping[str, Any]) 
         if name.endswith(("weight_scale", "weight_scale_inv", *_UNUSED)):
             continue
         source = stored_source(tensor)
-        if tensor.kind.startswith("F8"):
+        if tensor.type.startswith("F8"):
             scale = tensors.get(f"{name}_scale_inv") or tensors.get(f"{name}_scale")
             if scale is None:
                 raise BadModelError(f"the FP8 tensor {name!r} has no scale", hint="download the model again")
@@ -605,12 +605,12 @@ def _scaled(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, 
     block_rows, block_columns = _block(source, scale, config)
 
     def chunks(multiple: int) -> Iterator[Array]:
-        factors = to_float32(scale.whole(), scale.kind).reshape(_scale_shape(scale))
+        factors = to_float32(scale.whole(), scale.type).reshape(_scale_shape(scale))
         start = 0
         for chunk in source.chunks(multiple):
             rows = np.arange(start, start + len(chunk)) // block_rows
             per_column = np.repeat(factors[rows], block_columns, axis=1)[:, : source.shape[1]]
-            yield to_float32(chunk, source.kind) * per_column
+            yield to_float32(chunk, source.type) * per_column
             start += len(chunk)
 
     return TensorSource(source.name, "F32", source.shape, chunks)
@@ -624,7 +624,7 @@ def _scale_shape(scale: CheckpointTensor) -> tuple[int, int]:
 
 def _block(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, Any]) -> tuple[int, int]:
     """Return the number of rows and columns that share one scale."""
-    if len(source.shape) != 2 or len(scale.shape) > 2 or scale.kind not in _FLOATS or 0 in source.shape:
+    if len(source.shape) != 2 or len(scale.shape) > 2 or scale.type not in _FLOATS or 0 in source.shape:
         raise BadModelError(f"the FP8 tensor {source.name!r} has no scale that fits")
     n_rows, n_columns = source.shape
     down, across = _scale_shape(scale)
@@ -633,7 +633,7 @@ def _block(source: TensorSource, scale: CheckpointTensor, config: Mapping[str, A
     if (down, across) == (n_rows, 1):
         return 1, n_columns
     size = config.get("weight_block_size", [128, 128])
-    are_sizes = isinstance(size, list) and len(size) == 2 and all(type(one) is int and one > 0 for one in size)
+    are_sizes = isinstance(size, list) and len(size) == 2 and all(type(length) is int and length > 0 for length in size)
     if are_sizes and (down, across) == (-(-n_rows // size[0]), -(-n_columns // size[1])):
         return size[0], size[1]
     raise BadModelError(

@@ -60,7 +60,7 @@ class OutputTensor:
     """Tensor of the file."""
 
     name: str
-    kind: str  # F32, F16, BF16 or Q8_0
+    type: str  # F32, F16, BF16 or Q8_0
     source: TensorSource
 
     @property
@@ -70,8 +70,8 @@ class OutputTensor:
 
     @property
     def n_bytes(self) -> int:
-        kind = TENSOR_TYPES[self.kind]
-        return prod(self.source.shape) // kind.block * kind.block_bytes
+        tensor_type = TENSOR_TYPES[self.type]
+        return prod(self.source.shape) // tensor_type.block * tensor_type.block_bytes
 
     def data(self) -> Iterator[Array]:
         """Yield the encoded data, some rows at a time.
@@ -79,20 +79,20 @@ class OutputTensor:
         Raises BadModelError if a value is infinite or NaN, or becomes infinite in the output type.
         """
         for chunk in self.source.chunks(1):
-            if self.source.kind == self.kind:
+            if self.source.type == self.type:
                 encoded = chunk
             else:
-                values = to_float32(chunk, self.source.kind)
+                values = to_float32(chunk, self.source.type)
                 self._require_finite(values, "F32", "")
-                encoded = encode(values, self.kind)
-            self._require_finite(encoded, self.kind, "use --type bf16" if self.kind == "F16" else "use --type f32")
+                encoded = encode(values, self.type)
+            self._require_finite(encoded, self.type, "use --type bf16" if self.type == "F16" else "use --type f32")
             yield encoded
 
-    def _require_finite(self, values: Array, kind: str, hint: str) -> None:
-        if all_finite(values, kind):
+    def _require_finite(self, values: Array, type_name: str, hint: str) -> None:
+        if all_finite(values, type_name):
             return
-        if hint and self.source.kind != self.kind:
-            raise BadModelError(f"tensor {self.source.name!r} has values too large for {kind}", hint=hint)
+        if hint and self.source.type != self.type:
+            raise BadModelError(f"tensor {self.source.name!r} has values too large for {type_name}", hint=hint)
         raise BadModelError(
             f"tensor {self.source.name!r} has infinite or NaN values",
             why="the model is damaged, or its training went wrong",
@@ -100,13 +100,13 @@ class OutputTensor:
 
 
 def plan_tensors(
-    sources: Mapping[str, TensorSource], family: Family, config: Config, shape: Shape, kind: str
+    sources: Mapping[str, TensorSource], family: Family, config: Config, shape: Shape, type_name: str
 ) -> list[OutputTensor]:
     """Return the tensors of the file, in its order.
 
     Args:
         sources: checkpoint name -> values.
-        kind: type of the matrices.
+        type_name: of the matrices.
 
     Raises:
         BadModelError: a tensor is missing, or does not fit the shape that config.json describes.
@@ -121,24 +121,26 @@ def plan_tensors(
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
     factors = {name: np.array(values, dtype=np.float32) for name, values in shape.factors.items()}
-    planned = [output_tensor(name, array_source(name, values), kind) for name, values in factors.items()]
+    planned = [output_tensor(name, array_source(name, values), type_name) for name, values in factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
     for hf_name, gguf_name in required_tensors(family, shape.n_layers).items():
-        planned.append(_planned(bare, hf_name, "weight", gguf_name, family, shape, kind))
+        planned.append(_planned(bare, hf_name, "weight", gguf_name, family, shape, type_name))
         taken.add(f"{hf_name}.weight")
         if f"{hf_name}.bias" in bare:
-            planned.append(_planned(bare, hf_name, "bias", gguf_name, family, shape, kind))
+            planned.append(_planned(bare, hf_name, "bias", gguf_name, family, shape, type_name))
             taken.add(f"{hf_name}.bias")
     for gguf_name, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
         experts = stack_experts(gguf_name, [_found(bare, name, family, shape) for name in parts])
-        planned.append(output_tensor(gguf_name, experts, kind))
+        planned.append(output_tensor(gguf_name, experts, type_name))
         taken.update(parts)
     for hf_name, two in half_tensors(family, shape.n_layers):
         both = _found(bare, hf_name, family, shape)
-        planned += [output_tensor(gguf_name, take_half(both, number), kind) for number, gguf_name in enumerate(two)]
+        planned += [
+            output_tensor(gguf_name, take_half(both, number), type_name) for number, gguf_name in enumerate(two)
+        ]
         taken.add(hf_name)
     if head is not None:
-        planned.append(output_tensor("output.weight", head, kind))
+        planned.append(output_tensor("output.weight", head, type_name))
     elif not tied:
         shape.notes.append("lm_head.weight is missing: the embeddings are used as the output matrix too")
     _refuse_unknown([name for name in bare if name not in taken])
@@ -175,13 +177,19 @@ def count_rows(sources: Mapping[str, TensorSource], family: Family) -> int:
 
 
 def _is_same(one: TensorSource, other: TensorSource | None) -> bool:
-    if other is None or (one.shape, one.kind) != (other.shape, other.kind):
+    if other is None or (one.shape, one.type) != (other.shape, other.type):
         return False
     return all(map(np.array_equal, one.chunks(1), other.chunks(1)))
 
 
 def _planned(
-    bare: Mapping[str, TensorSource], hf_name: str, end: str, gguf_name: str, family: Family, shape: Shape, kind: str
+    bare: Mapping[str, TensorSource],
+    hf_name: str,
+    end: str,
+    gguf_name: str,
+    family: Family,
+    shape: Shape,
+    type_name: str,
 ) -> OutputTensor:
     source = _found(bare, f"{hf_name}.{end}", family, shape)
     if family.permutes and hf_name.endswith(("q_proj", "k_proj")):
@@ -189,7 +197,7 @@ def _planned(
     if family.norm_shift and hf_name.endswith("norm"):
         by = np.float32(family.norm_shift)
         source = map_values(source, lambda values: values + by)
-    return output_tensor(f"{gguf_name}.{end}", source, kind)
+    return output_tensor(f"{gguf_name}.{end}", source, type_name)
 
 
 def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: Shape) -> TensorSource:
@@ -206,14 +214,14 @@ def _found(bare: Mapping[str, TensorSource], name: str, family: Family, shape: S
     return source
 
 
-def output_tensor(name: str, source: TensorSource, kind: str) -> OutputTensor:
-    """Choose a tensor's type: float32 for vectors and norms, float16 if rows don't divide into blocks, else `kind`."""
+def output_tensor(name: str, source: TensorSource, type_name: str) -> OutputTensor:
+    """Choose the type: float32 for vectors and norms, float16 if rows don't divide into blocks, else `type_name`."""
     assert len(name) <= MAX_NAME_BYTES, "the tables hold short names"
     if len(source.shape) < 2 or name.endswith(_ALWAYS_F32):
         return OutputTensor(name, "F32", source)
-    if source.shape[-1] % TENSOR_TYPES[kind].block:
+    if source.shape[-1] % TENSOR_TYPES[type_name].block:
         return OutputTensor(name, "F16", source)
-    return OutputTensor(name, kind, source)
+    return OutputTensor(name, type_name, source)
 
 
 def _refuse_unknown(names: list[str]) -> None:
@@ -292,7 +300,7 @@ def _verify(
     """Compare the header with the plan, and check it; raise BadModelError for a difference or a broken rule."""
     header = read_header(path)
     written = [(row.name, row.shape, row.type) for row in header.tensors]
-    if written != [(tensor.name, tensor.shape, tensor.kind) for tensor in tensors] or header.file_size != total:
+    if written != [(tensor.name, tensor.shape, tensor.type) for tensor in tensors] or header.file_size != total:
         raise BadModelError(f"{str(target)!r} was not written correctly", hint="run the same command again")
     rules(replace(header, path=target))  # messages name the target
     if rules is check:
@@ -314,7 +322,7 @@ def header_bytes(metadata: Mapping[str, Any], tensors: Sequence[OutputTensor]) -
     for tensor in tensors:
         shape = tensor.shape
         out += _string(tensor.name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-        out += struct.pack("<IQ", TENSOR_TYPES[tensor.kind].number, offset)
+        out += struct.pack("<IQ", TENSOR_TYPES[tensor.type].number, offset)
         offset += padded(tensor.n_bytes)
     return bytes(out) + b"\0" * (padded(len(out)) - len(out))
 
@@ -343,5 +351,5 @@ def _value(value: Any) -> bytes:
 def _array(values: Sequence[Any]) -> bytes:
     if values and isinstance(values[0], str | bytes):
         return struct.pack("<IQ", _STRING, len(values)) + b"".join(map(_string, values))
-    kind, code = (_F32, "f") if values and isinstance(values[0], float) else (_I32, "i")
-    return struct.pack(f"<IQ{len(values)}{code}", kind, len(values), *values)
+    number, code = (_F32, "f") if values and isinstance(values[0], float) else (_I32, "i")
+    return struct.pack(f"<IQ{len(values)}{code}", number, len(values), *values)

@@ -78,18 +78,18 @@ def convert_folder(
         sources = weight_sources(stored, quantization)
         n_rows = count_rows(sources, family)
         shape = read_shape(settings, family, source, bounds_of(sources, n_rows))
-        kind = type.upper() or _default_type(sources, quantization)
-        tensors = plan_tensors(sources, family, settings, shape, kind)
+        type_name = type.upper() or _default_type(sources, quantization)
+        tensors = plan_tensors(sources, family, settings, shape, type_name)
         vocabulary, vocabulary_notes = read_vocabulary(source, config, family.name, n_rows)
         n_parameters = sum(prod(tensor.source.shape) for tensor in tensors)
         metadata: dict[str, Any] = {"general.architecture": family.name, "general.type": "model"}
         metadata |= general_metadata(source, config, n_parameters, _size_label(tensors, shape.n_experts))
         metadata |= {f"{family.name}.{key}": value for key, value in shape.metadata.items()}
-        metadata |= {"general.file_type": FILE_TYPES[kind], "general.quantization_version": QUANTIZATION_VERSION}
+        metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": QUANTIZATION_VERSION}
         metadata |= vocabulary
         size = write_model(target, metadata, tensors, on_progress)
-    notes = (*shape.notes, *vocabulary_notes, *_type_notes(tensors, kind))
-    return ConvertedModel(target, name, kind, size, len(tensors), n_parameters, notes)
+    notes = (*shape.notes, *vocabulary_notes, *_type_notes(tensors, type_name))
+    return ConvertedModel(target, name, type_name, size, len(tensors), n_parameters, notes)
 
 
 def stored_type(folder: Path) -> str:
@@ -110,8 +110,8 @@ def _default_type(sources: Mapping[str, TensorSource], quantization: Json) -> st
     method = str(quantization.get("quant_method", "")).lower()
     if method:
         return "F16" if method in ("awq", "gptq") else "BF16"
-    kinds = (source.kind for source in sources.values() if len(source.shape) > 1)
-    return "BF16" if next(kinds, "") in ("BF16", "F8_E4M3", "F8_E5M2") else "F16"
+    types = (source.type for source in sources.values() if len(source.shape) > 1)
+    return "BF16" if next(types, "") in ("BF16", "F8_E4M3", "F8_E5M2") else "F16"
 
 
 def read_config(folder: Folder) -> Json:
@@ -132,8 +132,8 @@ def _size_label(tensors: list[OutputTensor], n_experts: int) -> str:
     return size_label(total, total - expert_size, expert_size // max(n_experts, 1), n_experts)
 
 
-def _type_notes(tensors: list[OutputTensor], kind: str) -> list[str]:
-    other = [tensor.name for tensor in tensors if tensor.kind not in (kind, "F32")]
+def _type_notes(tensors: list[OutputTensor], type_name: str) -> list[str]:
+    other = [tensor.name for tensor in tensors if tensor.type not in (type_name, "F32")]
     if not other:
         return []
     return [f"{len(other)} tensors are F16: their rows don't divide into blocks of 32"]

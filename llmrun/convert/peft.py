@@ -94,12 +94,12 @@ def convert_adapter(
         raise ModelNotFoundError(f"{str(folder)!r} has no {WEIGHTS}", hint="save the adapter as safetensors")
     with open_regular(folder / WEIGHTS) as file:
         tensors = list(_planned(read_table(file, folder / WEIGHTS), config, model, type.upper()))
-        kind = type.upper() or tensors[0].kind
+        type_name = type.upper() or tensors[0].type
         metadata: dict[str, Any] = {
             "general.architecture": model.family.name,
             "general.type": "adapter",
             **adapter_metadata(source, str(config.get("base_model_name_or_path") or "")),
-            "general.file_type": FILE_TYPES[kind],
+            "general.file_type": FILE_TYPES[type_name],
             "general.quantization_version": QUANTIZATION_VERSION,
             "adapter.type": "lora",
             "adapter.lora.alpha": _alpha(config),
@@ -112,7 +112,7 @@ def convert_adapter(
 
         size = write_model(target, metadata, tensors, on_progress, check_adapter)
     count = sum(math.prod(tensor.source.shape) for tensor in tensors)
-    return ConvertedModel(target, model.family.name, kind, size, len(tensors), count, ())
+    return ConvertedModel(target, model.family.name, type_name, size, len(tensors), count, ())
 
 
 # ---- settings --------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _of_header(header: Header) -> BaseModel:
 
 
 def _planned(
-    stored: Mapping[str, CheckpointTensor], config: Config, base: BaseModel, kind: str
+    stored: Mapping[str, CheckpointTensor], config: Config, base: BaseModel, type_name: str
 ) -> Iterator[OutputTensor]:
     """Yield the tensors of the file: A and B of each pair."""
     pairs = _pairs(stored)
@@ -222,7 +222,7 @@ def _planned(
         if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1] or not all(a.shape + b.shape):
             raise BadModelError(f"the matrices for {module!r} have the shapes {list(a.shape)} and {list(b.shape)}")
         scale = _extra_scale(config, module, a.shape[0])
-        yield from _pair(names[bare[module]], bare[module], a, b, scale, base, kind)
+        yield from _pair(names[bare[module]], bare[module], a, b, scale, base, type_name)
 
 
 def _pairs(stored: Mapping[str, CheckpointTensor]) -> dict[str, dict[str, CheckpointTensor]]:
@@ -258,14 +258,14 @@ def _refuse_tensors(names: list[str]) -> None:
 
 
 def _pair(
-    name: str, bare: str, a: TensorSource, b: TensorSource, scale: float, base: BaseModel, kind: str
+    name: str, bare: str, a: TensorSource, b: TensorSource, scale: float, base: BaseModel, type_name: str
 ) -> Iterator[OutputTensor]:
     if bare == embeddings_name(base.family):  # llama.cpp gets rows of A
-        a = array_source(a.name, to_float32(np.concatenate(list(a.chunks(1))), a.kind).T)
+        a = array_source(a.name, to_float32(np.concatenate(list(a.chunks(1))), a.type).T)
     if base.family.permutes and bare.endswith(("q_proj.weight", "k_proj.weight")):
         b = permute_heads(b, base.n_heads if bare.endswith("q_proj.weight") else base.n_kv_heads)
     if not math.isclose(scale, 1.0):
         b = map_values(b, lambda values: values * scale)
     for end, matrix in (("a", a), ("b", b)):
-        stated = kind or (matrix.kind if matrix.kind in FILE_TYPES else "F32")
+        stated = type_name or (matrix.type if matrix.type in FILE_TYPES else "F32")
         yield output_tensor(f"{name}.lora_{end}", matrix, stated)

@@ -244,16 +244,18 @@ def repository_files(
     info = request_json(path, {"blobs": "true"}, settings, on_note, about=(repository, revision), policy=policy)
     try:
         commit, siblings, gated = info["sha"], info.get("siblings") or [], bool(info.get("gated"))
-        models = [one for one in siblings if str(one["rfilename"]).lower().endswith(".gguf")]
-        verifiable = [one for one in models if one.get("lfs")]
+        models = [sibling for sibling in siblings if str(sibling["rfilename"]).lower().endswith(".gguf")]
+        verifiable = [sibling for sibling in models if sibling.get("lfs")]
     except (TypeError, KeyError, AttributeError) as error:
         raise invalid_response(settings, "something that can't be read") from error
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise invalid_response(settings, f"the commit {commit!r}")
-    left_out = [one["rfilename"] for one in models if one not in verifiable and _is_safe(str(one["rfilename"]))]
+    left_out = [
+        sibling["rfilename"] for sibling in models if sibling not in verifiable and _is_safe(str(sibling["rfilename"]))
+    ]
     if left_out:
         on_note(f"ignored, because the hub has no sha256 to verify them: {', '.join(left_out)}")
-    files = tuple(_file(one, settings) for one in verifiable)
+    files = tuple(_file(sibling, settings) for sibling in verifiable)
     return Repository(repository, commit, gated, files, _date(info.get("lastModified")))
 
 
@@ -325,7 +327,9 @@ def _no_such_quant(files: Sequence[RemoteFile], quant: str | None, name: str) ->
     return ModelNotFoundError(
         f"there is no quant {quant}" + (f" of {name}" if name else ""),
         why=f"there are {listed(files)}",
-        hint="did you mean " + " or ".join(start + one for one in near) + "?" if near else f"name one: {start}QUANT",
+        hint="did you mean " + " or ".join(start + quant for quant in near) + "?"
+        if near
+        else f"name one: {start}QUANT",
     )
 
 

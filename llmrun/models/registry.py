@@ -147,7 +147,7 @@ class Catalogue:
 
     def of_repository(self, repository: str) -> CatalogueEntry | None:
         wanted = repository.lower()
-        return next((one for one in self.entries.values() if one.repository.lower() == wanted), None)
+        return next((entry for entry in self.entries.values() if entry.repository.lower() == wanted), None)
 
     def short_name(self, repository: str, filename: str) -> str | None:
         """Return "alias" or "alias:quant" for a repository's file, None when no alias leads to it."""
@@ -247,7 +247,7 @@ def _from_entry(name: str, entry: CatalogueEntry, quant: str) -> ModelSpec:
     if quant and not entry.spelling(quant):
         quants = [spelling.upper() for spelling in entry.quants]
         near = similar_quants(quant, quants)
-        guess = f"did you mean {' or '.join(f'{entry.alias}:{one}' for one in near)}? Or " if near else ""
+        guess = f"did you mean {' or '.join(f'{entry.alias}:{spelling}' for spelling in near)}? Or " if near else ""
         raise ModelNotFoundError(
             f"{entry.alias} has no quant {quant}",
             why="the catalogue has " + ", ".join(quants),

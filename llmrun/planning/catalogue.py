@@ -118,7 +118,7 @@ def estimate_file(path: Path, hardware: Hardware, speed: MachineSpeed | None) ->
         header = read_header(path)
     except LlmrunError:
         return None
-    n_ctx = min(*contexts_for(header), USUAL_CONTEXT, USUAL_CONTEXT)
+    n_ctx = min(*contexts_for(header), USUAL_CONTEXT)
     row = look_ahead(local_candidate(path, header), hardware.when_quiet, speed, (n_ctx,))
     now = look_ahead(local_candidate(path, header), hardware, None, (n_ctx,))
     (at,), (at_now,) = row.contexts, now.contexts

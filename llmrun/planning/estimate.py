@@ -352,17 +352,17 @@ def best(candidates: Sequence[QuantCandidate], hardware: Hardware, name: str) ->
     Raises:
         OutOfMemoryError: no quant fits.
     """
-    usual = next(one for one in candidates if one.exact)
+    usual = next(candidate for candidate in candidates if candidate.exact)
     n_ctx = min(trained_context(usual.header), WORTHWHILE_CONTEXT)
-    rows = [(one, look_ahead(one, hardware, None, (n_ctx,))) for one in candidates]
-    roomy = [one for one, row in rows if row.contexts[0].fits]
+    rows = [(candidate, look_ahead(candidate, hardware, None, (n_ctx,))) for candidate in candidates]
+    roomy = [candidate for candidate, row in rows if row.contexts[0].fits]
     if usual in roomy:
-        others = ", ".join(f"{one.quant} ({readable_size(one.n_bytes)})" for one in candidates)
+        others = ", ".join(f"{candidate.quant} ({readable_size(candidate.n_bytes)})" for candidate in candidates)
         return usual, f"{usual.quant} of {others}: the usual choice, good answers for its size" if rows[1:] else ""
-    fitting = roomy or [one for one, row in rows if row.n_ctx]
+    fitting = roomy or [candidate for candidate, row in rows if row.n_ctx]
     if not fitting:
-        raise _nothing_fits(min(candidates, key=lambda one: one.n_bytes), hardware, name)
-    chosen = max(fitting, key=lambda one: one.n_bytes)
+        raise _nothing_fits(min(candidates, key=lambda candidate: candidate.n_bytes), hardware, name)
+    chosen = max(fitting, key=lambda candidate: candidate.n_bytes)
     return chosen, (
         f"{chosen.quant} ({readable_size(chosen.n_bytes)}): {usual.quant} with {readable_size(usual.n_bytes)} "
         f"and a KV cache of {n_ctx:,} tokens does not fit into {_room(hardware)}"

@@ -23,7 +23,7 @@ DEVICE_BATCH = 2048
 MOST_UBATCH = 2048
 """Tokens of the largest micro-batch to try."""
 
-KV_BYTES = {kind: KV_TYPES[kind][0] for kind in ("f16", "q8_0")}
+KV_BYTES = {type_name: KV_TYPES[type_name][0] for type_name in ("f16", "q8_0")}
 """Type of the KV cache for `llmrun run` -> bytes of an element."""
 
 _CHECKPOINT_BYTES = 512 << 20  # limit of all checkpoints, or ...

@@ -1,7 +1,6 @@
 """A model with a smaller draft model: the check that they fit, and the plan for both.
 
-They fit if token ids mean the same in both, by the rules of llama.cpp's common_speculative_are_compatible(). Must not
-know drafting.
+They fit if token ids mean the same in both, by the rules of llama.cpp's common_speculative_are_compatible().
 """
 
 from __future__ import annotations

@@ -55,12 +55,14 @@ class Work:
     @property
     def decode_weights(self) -> dict[str, float]:
         """Type -> weights that multiply one token of an answer."""
-        kinds = ((kind, TENSOR_TYPES[kind], size) for kind, size in self.decode_bytes.items())
-        return {name: size / kind.block_bytes * kind.block for name, kind, size in kinds}
+        return {
+            type_name: size / TENSOR_TYPES[type_name].block_bytes * TENSOR_TYPES[type_name].block
+            for type_name, size in self.decode_bytes.items()
+        }
 
     def copies(self, repacked: Collection[str]) -> int:
         """Return the bytes of weights of the repacked types."""
-        return int(sum(size for kind, size in self.file_bytes.items() if kind in repacked))
+        return int(sum(size for type_name, size in self.file_bytes.items() if type_name in repacked))
 
     def attention_reads(self, depth: float) -> float:
         """Return the pairs of query head and position that a token at this depth attends to."""
@@ -116,24 +118,24 @@ def work_of(header: Header) -> Work:
         vocabulary=header.n_vocab,
         file_bytes=whole,
         output_bytes=output,
-        row_lengths={kind: count / rows[kind] for kind, count in weights.items()},
+        row_lengths={type_name: count / rows[type_name] for type_name, count in weights.items()},
     )
 
 
 def work_of_quant(header: Header, quant: str, size: int) -> Work:
     """Estimate the work of another quant of the same model by its name, e.g. "Q5_K_M", and file size in bytes."""
     exact = work_of(header)
-    kind = main_type(quant)
+    type_name = main_type(quant)
     grown = size / max(header.weight_bytes, 1)
     weights = exact.decode_weights
     rows = sum(count / exact.row_lengths[other] for other, count in weights.items())
     return replace(
         exact,
-        decode_bytes={kind: sum(exact.decode_bytes.values()) * grown},
-        prefill_weights={kind: sum(exact.prefill_weights.values())},
-        file_bytes={kind: sum(exact.file_bytes.values()) * grown},
-        output_bytes={kind: sum(exact.output_bytes.values()) * grown},
-        row_lengths={kind: sum(weights.values()) / max(rows, 1)},
+        decode_bytes={type_name: sum(exact.decode_bytes.values()) * grown},
+        prefill_weights={type_name: sum(exact.prefill_weights.values())},
+        file_bytes={type_name: sum(exact.file_bytes.values()) * grown},
+        output_bytes={type_name: sum(exact.output_bytes.values()) * grown},
+        row_lengths={type_name: sum(weights.values()) / max(rows, 1)},
     )
 
 
@@ -191,8 +193,10 @@ def _parts(work: Work, counts: Sequence[int]) -> list[Work | None]:
 def decode_seconds(work: Work, speed: MachineSpeed, depth: float, kv_type: str) -> float:
     """Return the time of one token of an answer."""
     whole = sum(work.decode_bytes.values())
-    lengths = {kind: work.row_lengths.get(kind, LONG_ROW) for kind in work.decode_bytes}
-    decode = sum(size / speed.decode(kind, whole, lengths[kind]) for kind, size in work.decode_bytes.items())
+    lengths = {type_name: work.row_lengths.get(type_name, LONG_ROW) for type_name in work.decode_bytes}
+    decode = sum(
+        size / speed.decode(type_name, whole, lengths[type_name]) for type_name, size in work.decode_bytes.items()
+    )
     decode += work.kv_read(depth) * KV_BYTES[kv_type] / (_KV_SHARE * speed.read)
     operations = work.layers * _OPERATIONS_A_LAYER * speed.operation
     return decode + work.attention_reads(depth) * speed.attention(kv_type, work.head_length) + operations
@@ -200,7 +204,7 @@ def decode_seconds(work: Work, speed: MachineSpeed, depth: float, kv_type: str) 
 
 def prefill_seconds(work: Work, speed: MachineSpeed, prompt: int, kv_type: str) -> float:
     """Return the time per token of a prompt of this length."""
-    multiply = sum(count / speed.prefill(kind) for kind, count in work.prefill_weights.items())
+    multiply = sum(count / speed.prefill(type_name) for type_name, count in work.prefill_weights.items())
     return multiply + work.attention_reads(prompt / 2) * speed.attention(kv_type, work.head_length, prefill=True)
 
 
@@ -215,7 +219,7 @@ def step_seconds(work: Work, speed: MachineSpeed, rows: int, *, depth: int = 0) 
     Weights are read once and multiplied for each answer.
     """
     alone = 1 / predict(work, speed, depth=depth).decode_rate
-    row = sum(count / speed.prefill(kind) for kind, count in work.decode_weights.items())
+    row = sum(count / speed.prefill(type_name) for type_name, count in work.decode_weights.items())
     row += work.attention_reads(depth) * speed.attention("f16", work.head_length) + ANSWER_SECONDS
     return max(alone, rows * row)
 
@@ -224,11 +228,13 @@ def part_of(work: Work, share: float, *, with_output: bool) -> Work:
     """Return the work of a share of the blocks, with or without the output matrix."""
 
     def scaled(sizes: Mapping[str, float]) -> dict[str, float]:
-        return {kind: size * share for kind, size in sizes.items()}
+        return {type_name: size * share for type_name, size in sizes.items()}
 
-    decode = scaled({kind: size - work.output_bytes.get(kind, 0) for kind, size in work.decode_bytes.items()})
-    for kind, size in work.output_bytes.items() if with_output else ():
-        decode[kind] = decode.get(kind, 0) + size
+    decode = scaled(
+        {type_name: size - work.output_bytes.get(type_name, 0) for type_name, size in work.decode_bytes.items()}
+    )
+    for type_name, size in work.output_bytes.items() if with_output else ():
+        decode[type_name] = decode.get(type_name, 0) + size
     return replace(
         work,
         decode_bytes=decode,

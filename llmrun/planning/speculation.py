@@ -146,7 +146,7 @@ class DraftPolicy:
         """
         most = self.most if most is None else most
         if most == AUTO:
-            widest = max((each.width for each in self.times), default=0)
+            widest = max((time.width for time in self.times), default=0)
             if probes and self._can_probe and widest < min(_USABLE, self._limit + 1):
                 return Speculation(self._limit, self.times, probes=True)
             if self.can_pay and self.times:

@@ -84,7 +84,7 @@ def speed_of(
     wanted = sorted({*missing, STAND_IN})  # tells how much slower than the stored figures this moment is
     measured = measure(hardware.usable_cores, wanted, cache=probe_details().last_cache, on_progress=on_progress)
     # A type that ggml can't measure is stored without rates.
-    rates = {**{kind: Rates() for kind in missing}, **measured.types}
+    rates = {**{type_name: Rates() for type_name in missing}, **measured.types}
     if stored is None or (is_due and measured.others < BUSY):
         speed = replace(measured, types={**_as_known(stored.types if stored else {}, measured), **rates})
     elif is_due:
@@ -109,21 +109,33 @@ def other_programs() -> float:
 
 def _best(a: MachineSpeed, b: MachineSpeed) -> MachineSpeed:
     """Return the faster figures of two measurements: other programs disturb not all of them at once."""
-    looks, prefill_looks = (
+    attention_seconds, prefill_attention_seconds = (
         {
-            kind: {
-                length: min(seconds, right.get(kind, {}).get(length, seconds)) for length, seconds in left[kind].items()
+            kv_type: {
+                length: min(seconds, right.get(kv_type, {}).get(length, seconds))
+                for length, seconds in left[kv_type].items()
             }
-            for kind in left
+            for kv_type in left
         }
-        for left, right in ((a.looks, b.looks), (a.prefill_looks, b.prefill_looks))
+        for left, right in (
+            (a.attention_seconds, b.attention_seconds),
+            (a.prefill_attention_seconds, b.prefill_attention_seconds),
+        )
     )
     types = {
-        kind: max((speed.types[kind] for speed in (a, b) if kind in speed.types), key=lambda rates: rates.decode[-1:])
-        for kind in {**a.types, **b.types}
+        type_name: max(
+            (speed.types[type_name] for speed in (a, b) if type_name in speed.types),
+            key=lambda rates: rates.decode[-1:],
+        )
+        for type_name in {**a.types, **b.types}
     }
     return MachineSpeed(
-        max(a.read, b.read), min(a.operation, b.operation), looks, prefill_looks, types, min(a.others, b.others)
+        max(a.read, b.read),
+        min(a.operation, b.operation),
+        attention_seconds,
+        prefill_attention_seconds,
+        types,
+        min(a.others, b.others),
     )
 
 
@@ -133,12 +145,12 @@ def _as_known(rates: Mapping[str, Rates], stored: MachineSpeed) -> dict[str, Rat
     decode = before.decode[-1][1] / now.decode[-1][1] if now.decode and before.decode else 1.0
     prefill = before.prefill / now.prefill if now.prefill and before.prefill else 1.0
     return {
-        kind: replace(
+        type_name: replace(
             rates_then,
             decode=tuple((size, rate * decode) for size, rate in rates_then.decode),
             prefill=rates_then.prefill * prefill,
         )
-        for kind, rates_then in rates.items()
+        for type_name, rates_then in rates.items()
     }
 
 

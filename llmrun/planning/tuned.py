@@ -110,7 +110,7 @@ class TunableSettings(EngineSettings):
         return tuple(dict.fromkeys(changed))  # keys and values of the KV cache are one setting here
 
 
-_LABELS = {each.name: each.metadata["setting"].label for each in fields(TunableSettings)}
+_LABELS = {field.name: field.metadata["setting"].label for field in fields(TunableSettings)}
 _LABELS |= dict.fromkeys(("kv_type_k", "kv_type_v"), "KV cache")
 
 

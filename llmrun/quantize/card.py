@@ -283,9 +283,9 @@ def praise(row: CardRow) -> str:
     return "recommended" if (row.quality.kld or 0.0) <= _FAIR_KLD else "loses least"
 
 
-def bits_of(kind: str) -> int:
+def bits_of(type_name: str) -> int:
     """Return the bits in a type's name, e.g. 4 for "IQ4_NL"; 0 if there are none."""
-    match = re.search(r"\d+", kind)
+    match = re.search(r"\d+", type_name)
     return int(match[0]) if match else 0
 
 

@@ -138,7 +138,7 @@ def evaluate(
     headers = [read_header(path) for path in (model, reference) if path is not None]
     for header in headers:
         check(header)
-    require_adapters(adapters, headers[0])
+    adapter_bytes(adapters, headers[0])  # raises if one does not fit
     n_ctx = choose_context(headers, n_ctx, long=long)
     hardware = probe()
     if hardware.memory_total:
@@ -156,12 +156,6 @@ def evaluate(
     )
     with closing(EngineClient()) as engine:
         return engine.do(EVALUATE, command, on_update)
-
-
-def require_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
-    """Raise UsageError if an adapter does not fit the model."""
-    if adapters:
-        adapter_bytes(adapters, header)
 
 
 def choose_context(headers: list[Header], requested: int | None, *, long: bool) -> int:
@@ -254,7 +248,7 @@ def score(
     check_sample(n_ctx, None, long=False)
     header = read_header(model)
     check(header)
-    require_adapters(adapters, header)
+    adapter_bytes(adapters, header)  # raises if one does not fit
     window = choose_context([header], n_ctx, long=False) if n_ctx else min(header.n_ctx_train or 512, MAX_WINDOW)
     window = min(window, max(len(text.encode()) + 1, MIN_CONTEXT))  # a token has at least one byte
     hardware = this_machine()

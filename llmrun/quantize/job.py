@@ -66,7 +66,7 @@ class Preview:
     def bits_per_weight(self) -> float:
         """Average over all weights, scales included."""
         tensors = {tensor.name: tensor for tensor in self.source.tensors}
-        n_bytes = sum(tensor_bytes(tensors[name], kind) for name, kind in self.types.items())
+        n_bytes = sum(tensor_bytes(tensors[name], type_name) for name, type_name in self.types.items())
         return 8 * n_bytes / max(self.source.n_parameters, 1)
 
 
@@ -179,13 +179,13 @@ def _write(
 
 
 def _command(request: QuantizeRequest, header: Header, target: str) -> Quantize:
-    number = {name: kind.number for name, kind in TENSOR_TYPES.items()}
+    number = {name: tensor_type.number for name, tensor_type in TENSOR_TYPES.items()}
     overrides = (*request.overrides, *_kept_heads(request, header))
     return Quantize(
         source=str(request.source.absolute()),
         target=target and str(Path(target).absolute()),
         file_type=FILE_TYPES[request.type],
-        overrides=tuple((pattern, number[kind]) for pattern, kind in overrides),
+        overrides=tuple((pattern, number[type_name]) for pattern, type_name in overrides),
         output_type=number.get(request.output_type, -1),
         embedding_type=number.get(request.embedding_type, -1),
         imatrix=str(request.imatrix.absolute()) if request.imatrix else "",
@@ -222,9 +222,9 @@ class _Share:
         tensors = {tensor.name: tensor for tensor in estimate.source.tensors}
         at, work = estimate.source.file_size - estimate.source.weight_bytes, 0.0
         self._bytes, self._work = [at], [work]  # after N tensors
-        for name, kind in estimate.types.items():
-            at += padded(tensor_bytes(tensors[name], kind))
-            work += cost(tensors[name].n_elements, tensors[name].type, kind, weighted=weighted)
+        for name, type_name in estimate.types.items():
+            at += padded(tensor_bytes(tensors[name], type_name))
+            work += cost(tensors[name].n_elements, tensors[name].type, type_name, weighted=weighted)
             self._bytes.append(at)
             self._work.append(work)
 
@@ -261,12 +261,12 @@ def _refuse_invalid(request: QuantizeRequest, header: Header) -> None:
         (_OUTPUT, request.output_type, "--output-type"),
         (_EMBEDDING, request.embedding_type, "--embedding-type"),
     ]
-    for name, kind, flag in requested:
-        rows = unfit(tensors, _EMBEDDING if tied else name, kind) if kind else 0
+    for name, type_name, flag in requested:
+        rows = unfit(tensors, _EMBEDDING if tied else name, type_name) if type_name else 0
         if rows:
             raise UsageError(
-                f"{flag} {kind} does not fit this model",
-                why=f"its rows of {rows} weights don't divide into blocks of {TENSOR_TYPES[kind].block}",
+                f"{flag} {type_name} does not fit this model",
+                why=f"its rows of {rows} weights don't divide into blocks of {TENSOR_TYPES[type_name].block}",
                 hint=f"{flag} Q8_0",
             )
 

@@ -135,7 +135,7 @@ class Mix:
     @property
     def overrides(self) -> tuple[tuple[str, str], ...]:
         """Overrides of QuantizeRequest: one regular expression per tensor, which matches no other."""
-        return tuple((f"^{re.escape(name)}$", kind) for name, kind in self.types.items())
+        return tuple((f"^{re.escape(name)}$", type_name) for name, type_name in self.types.items())
 
 
 def choose(
@@ -168,9 +168,9 @@ def choose(
         command = MeasureMix(
             model=str(path),
             candidates={
-                name: tuple(TENSOR_TYPES[kind].number for kind in kinds)
-                for name, kinds in candidates.items()
-                if len(kinds) > 1
+                name: tuple(TENSOR_TYPES[type_name].number for type_name in types)
+                for name, types in candidates.items()
+                if len(types) > 1
             },
             text=(default_text().content if text is None else text)[:_TEXT],
             imatrix=str(imatrix.absolute()) if imatrix else "",
@@ -198,9 +198,9 @@ def _candidates(header: Header, tensors: list[Tensor], imatrix: Path | None) -> 
         important = set(read_imatrix(imatrix).entries)
     candidates = {}
     for tensor in tensors:
-        all_kinds = CANDIDATES + (SMALL_CANDIDATES if tensor.name in important else ())
-        fitting = [kind for kind in all_kinds if tensor.shape[0] % TENSOR_TYPES[kind].block == 0]
-        smaller = [kind for kind in fitting if tensor_bytes(tensor, kind) < tensor.n_bytes]
+        all_types = CANDIDATES + (SMALL_CANDIDATES if tensor.name in important else ())
+        fitting = [type_name for type_name in all_types if tensor.shape[0] % TENSOR_TYPES[type_name].block == 0]
+        smaller = [type_name for type_name in fitting if tensor_bytes(tensor, type_name) < tensor.n_bytes]
         half = ["F16"] if smaller and tensor.type == "F32" else []
         candidates[tensor.name] = (tensor.type, *half, *smaller)
     return candidates
@@ -224,7 +224,7 @@ class _Room:
             )
 
     def _sizes(self, name: str) -> list[int]:
-        return [padded(tensor_bytes(self._tensors[name], kind)) for kind in self._candidates[name]]
+        return [padded(tensor_bytes(self._tensors[name], type_name)) for type_name in self._candidates[name]]
 
     def mix(self, measured: MixMeasurement) -> Mix:
         """Return the mix with the smallest measured loss."""
@@ -247,10 +247,10 @@ class _Room:
     def _base(self, types: Mapping[str, str]) -> str:
         """Return llama.cpp's mix for the type of most weights."""
         weights: Counter[str] = Counter()
-        for name, kind in types.items():
-            weights[kind] += self._tensors[name].n_elements
-        kind = weights.most_common(1)[0][0] if weights else _DEFAULT_BASE
-        base = _BASES.get(kind, kind)
+        for name, type_name in types.items():
+            weights[type_name] += self._tensors[name].n_elements
+        type_name = weights.most_common(1)[0][0] if weights else _DEFAULT_BASE
+        base = _BASES.get(type_name, type_name)
         return base if base in FILE_TYPES and base not in UNQUANTIZED else _DEFAULT_BASE
 
 

@@ -65,8 +65,8 @@ class Timetable:
         self._taken[step.kind] = effort + step.effort, taken + seconds
         self._seconds += seconds
 
-    def drop(self, kind: str) -> None:
-        self._left = [step for step in self._left if step.type != kind]
+    def drop(self, type_name: str) -> None:
+        self._left = [step for step in self._left if step.type != type_name]
 
     def seconds_left(self, share: float = 0.0, running: float = 0.0) -> float | None:
         """Return the estimated remaining seconds; None if unknown.
@@ -239,11 +239,11 @@ class LocalMeasurements:
         header = self._header
         return CardRow(header.quant, is_source=True, n_bytes=header.file_size, bits_per_weight=header.bits_per_weight)
 
-    def expected_bytes(self, kind: str) -> int:
+    def expected_bytes(self, type_name: str) -> int:
         """Return the expected file size of a type; raise UsageError if the type is invalid."""
-        if kind not in self._previews:
-            self._previews[kind] = preview(self._request(kind, self._source.with_name("none.gguf")))
-        return self._previews[kind].n_bytes
+        if type_name not in self._previews:
+            self._previews[type_name] = preview(self._request(type_name, self._source.with_name("none.gguf")))
+        return self._previews[type_name].n_bytes
 
     def make(self, row: CardRow, target: Path, on_share: OnShare) -> CardRow:
         """Write the file of a type."""
@@ -295,8 +295,10 @@ class LocalMeasurements:
         )
         return replace(row, quality=quality), of_source
 
-    def _request(self, kind: str, target: Path) -> QuantizeRequest:
-        return QuantizeRequest(self._source, target, kind, imatrix=self._imatrix, threads=self._preferences.threads)
+    def _request(self, type_name: str, target: Path) -> QuantizeRequest:
+        return QuantizeRequest(
+            self._source, target, type_name, imatrix=self._imatrix, threads=self._preferences.threads
+        )
 
 
 def chunks_for(prefill: float, limit: int) -> int:
@@ -312,8 +314,8 @@ def _unusual(preferences: LoadPreferences) -> Iterator[str]:
     """Yield a sentence about each load setting that is not the default."""
     attention = preferences.attention
     if (attention["kv_type_k"], attention["kv_type_v"]) != ("f16", "f16"):
-        kinds = f"{attention['kv_type_k']} keys and {attention['kv_type_v']} values"
-        yield f"the KV cache has {kinds}; quality is compared with the source's in f16"
+        types = f"{attention['kv_type_k']} keys and {attention['kv_type_v']} values"
+        yield f"the KV cache has {types}; quality is compared with the source's in f16"
     if attention["flash_attention"] != "auto":
         yield f"flash attention is {attention['flash_attention']}"
     if preferences.gpu_layers is not None and preferences.gpu_layers != ALL_LAYERS:
@@ -407,31 +409,31 @@ def make_report(
             preferences=preferences,
             chunks=MIN_CHUNKS if is_quick else MAX_CHUNKS,
         )
-    kinds = list(dict.fromkeys(types))
-    if not kinds:
+    type_names = list(dict.fromkeys(types))
+    if not type_names:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")
-    failures, needed = _expected(measures, kinds)
-    names = {kind: f"{measures.name}-{kind}.gguf" for kind in kinds if kind not in failures}
+    failures, needed = _expected(measures, type_names)
+    names = {type_name: f"{measures.name}-{type_name}.gguf" for type_name in type_names if type_name not in failures}
     if keep is not None:
         _refuse_existing([keep / name for name in names.values()])
     with working_folder(keep, needed) as folder:
-        work = _Work(source, measures, {kind: folder / name for kind, name in names.items()}, on_update)
-        for kind, reason in failures.items():
-            work.fail(kind, reason)
+        work = _Work(source, measures, {type_name: folder / name for type_name, name in names.items()}, on_update)
+        for type_name, reason in failures.items():
+            work.fail(type_name, reason)
         return work.run(QUICK_ROUNDS if is_quick else rounds, keeps=keep is not None)
 
 
-def _expected(measures: LocalMeasurements, kinds: Sequence[str]) -> tuple[dict[str, str], int]:
+def _expected(measures: LocalMeasurements, type_names: Sequence[str]) -> tuple[dict[str, str], int]:
     """Return type -> reason why it can't be made, and the total size of the other types."""
     failures, needed = {}, 0
     errors = []
-    for kind in kinds:
+    for type_name in type_names:
         try:
-            needed += measures.expected_bytes(kind)
+            needed += measures.expected_bytes(type_name)
         except (UsageError, EngineCrashedError) as error:
-            failures[kind] = error.what
+            failures[type_name] = error.what
             errors.append(error)
-    if len(failures) == len(kinds):
+    if len(failures) == len(type_names):
         raise errors[0]
     return failures, needed
 
@@ -455,12 +457,12 @@ class _Work:
         self._measures = measures
         self._paths = {_SOURCE: source} | targets
         self._on_update = on_update
-        self._rows = {_SOURCE: measures.source_row()} | {kind: CardRow(kind) for kind in targets}
+        self._rows = {_SOURCE: measures.source_row()} | {type_name: CardRow(type_name) for type_name in targets}
         self._timetable = Timetable([])
 
-    def fail(self, kind: str, reason: str) -> None:
-        self._rows[kind] = replace(self._rows.get(kind, CardRow(kind)), failure=reason)
-        self._timetable.drop(kind)
+    def fail(self, type_name: str, reason: str) -> None:
+        self._rows[type_name] = replace(self._rows.get(type_name, CardRow(type_name)), failure=reason)
+        self._timetable.drop(type_name)
 
     def run(self, rounds: int, *, keeps: bool) -> Card:
         started, began = time.time(), time.monotonic()
@@ -475,8 +477,10 @@ class _Work:
             is_complete = False
         measures, source = self._measures, self._paths[_SOURCE]
         rows = [
-            replace(row, path=str(self._paths[kind])) if kind == _SOURCE or (keeps and row.n_bytes is not None) else row
-            for kind, row in self._rows.items()
+            replace(row, path=str(self._paths[type_name]))
+            if type_name == _SOURCE or (keeps and row.n_bytes is not None)
+            else row
+            for type_name, row in self._rows.items()
         ]
         # The file of a Hugging Face folder is temporary, so its name means nothing.
         is_file = source.suffix == ".gguf"
@@ -494,15 +498,15 @@ class _Work:
 
     def _steps(self, rounds: int) -> list[ReportStep]:
         """Return the steps: each type is made, judged and timed once; then all types are timed again in turns."""
-        kinds = [kind for kind in self._paths if kind != _SOURCE]
+        type_names = [type_name for type_name in self._paths if type_name != _SOURCE]
         steps = [_timing(_SOURCE)]
-        for kind in kinds:
+        for type_name in type_names:
             steps += [
-                ReportStep("quantizing", kind, _effort(kind)),
-                ReportStep("judging", kind, _EFFORT["judging"]),
-                _timing(kind),
+                ReportStep("quantizing", type_name, _effort(type_name)),
+                ReportStep("judging", type_name, _EFFORT["judging"]),
+                _timing(type_name),
             ]
-        return steps + [_timing(kind) for kind in (_SOURCE, *kinds)] * (rounds - 1)
+        return steps + [_timing(type_name) for type_name in (_SOURCE, *type_names)] * (rounds - 1)
 
     def _run_step(self, step: ReportStep) -> None:
         began = time.monotonic()
@@ -551,10 +555,10 @@ def _rank(row: CardRow) -> tuple[bool, bool, int]:
     return not row.is_source, bool(row.failure), -(row.n_bytes or 0)
 
 
-def _timing(kind: str) -> ReportStep:
-    return ReportStep("timing", kind, _EFFORT["timing"])
+def _timing(type_name: str) -> ReportStep:
+    return ReportStep("timing", type_name, _EFFORT["timing"])
 
 
-def _effort(kind: str) -> float:
+def _effort(type_name: str) -> float:
     """Return the estimated seconds for quantizing a small model: IQ types are slow, K-quants less so."""
-    return 15.0 if kind.startswith("IQ") else 6.0 if kind.endswith(("_K", "_S", "_M", "_L")) else 1.0
+    return 15.0 if type_name.startswith("IQ") else 6.0 if type_name.endswith(("_K", "_S", "_M", "_L")) else 1.0

@@ -232,12 +232,12 @@ def read_options(type_: str, options: QuantizeOptions) -> QuantizeOptions:
         raise UsageError(
             "a size and types of single tensors can't be used together", why="they all follow from the size"
         )
-    kind = file_type(type_) if type_ else BEST_4_BIT
-    if kind in NEED_IMATRIX and not options.imatrix:
-        raise needs_imatrix(kind)
-    if kind in UNQUANTIZED and options.imatrix:
-        raise UsageError(f"an importance matrix has no effect on {kind}", why="it is for quantized types")
-    return replace(options, type=kind)
+    type_name = file_type(type_) if type_ else BEST_4_BIT
+    if type_name in NEED_IMATRIX and not options.imatrix:
+        raise needs_imatrix(type_name)
+    if type_name in UNQUANTIZED and options.imatrix:
+        raise UsageError(f"an importance matrix has no effect on {type_name}", why="it is for quantized types")
+    return replace(options, type=type_name)
 
 
 def decide(
@@ -262,20 +262,20 @@ def decide(
     Raises:
         UsageError: the options don't fit the model.
     """
-    kind = options.type if options.goal else resolve_type(options.type, header, say)
-    if slow := slow_prompts(kind, probe().cpu_flags):
+    type_name = options.type if options.goal else resolve_type(options.type, header, say)
+    if slow := slow_prompts(type_name, probe().cpu_flags):
         say(f"note: {slow}")
-    path = target(options.goal.label if options.goal else kind)
+    path = target(options.goal.label if options.goal else type_name)
     threads = options.threads or all_cores(probe())
     request = QuantizeRequest(
         source=header.path,
         target=path,
-        type=kind,
+        type=type_name,
         threads=threads,
         **options.tensor_types(),
     )
     n_bytes = goal_bytes(options.goal, header, probe()) if options.goal else 0
-    if options.imatrix == AUTO and not options.goal and kind not in NEED_IMATRIX:
+    if options.imatrix == AUTO and not options.goal and type_name not in NEED_IMATRIX:
         preview(request, engine)  # refuses an invalid request before minutes of collecting
     imatrix = importance_matrix(options, header, path, say, on_progress, check_file)
     if options.goal:
@@ -302,14 +302,14 @@ def _describe(mix: Mix, n_bytes: int, say: Callable[[str], None]) -> None:
     )
     width = max((len(row.kind) for row in mix.table), default=0)
     for row in mix.table:
-        types = ", ".join(f"{count} {kind}" for kind, count in row.types.items())
+        types = ", ".join(f"{count} {type_name}" for type_name, count in row.types.items())
         say(f"  {row.kind:{width}}  {readable_size(row.n_bytes):>9}  {types}")
 
 
-def resolve_type(kind: str, header: Header, say: Callable[[str], None]) -> str:
+def resolve_type(type_name: str, header: Header, say: Callable[[str], None]) -> str:
     """Return the best 4-bit type of this machine for types.BEST_4_BIT, and any other type unchanged."""
-    if kind != BEST_4_BIT:
-        return kind
+    if type_name != BEST_4_BIT:
+        return type_name
     hardware = probe()
     choice = best_4_bit(header.tensors, hardware.cpu_flags, gpu=bool(hardware.gpus) or sys.platform == "darwin")
     say(f"int4 is {choice.type} here: {choice.why}")

@@ -162,14 +162,14 @@ COPY_TYPE = "Q8_0"
 """Type of a copy that reads prompts faster than a type of slow_prompts(), with hardly any further loss."""
 
 
-def slow_prompts(kind: str, cpu_flags: Collection[str]) -> str:
+def slow_prompts(type_name: str, cpu_flags: Collection[str]) -> str:
     """Return a warning for a type whose prefill is several times slower than that of its neighbours, else "".
 
     On x86 ggml has no matrix kernel for blocks of 32 with a minimum: SmolLM2 in Q4_1 reads 290 tokens/s, in Q4_0 800.
     """
-    if kind not in ("Q4_1", "Q5_1") or "avx2" not in cpu_flags:
+    if type_name not in ("Q4_1", "Q5_1") or "avx2" not in cpu_flags:
         return ""
-    return f"{kind} reads prompts at about a third of the speed of Q4_0, IQ4_NL or Q4_K_M on this processor"
+    return f"{type_name} reads prompts at about a third of the speed of Q4_0, IQ4_NL or Q4_K_M on this processor"
 
 
 def _undivided(tensors: Iterable[Tensor]) -> tuple[float, int]:
@@ -186,16 +186,16 @@ def _undivided(tensors: Iterable[Tensor]) -> tuple[float, int]:
     return sum(rows.values()) / total, max(rows, key=lambda length: rows[length])
 
 
-def tensor_bytes(tensor: Tensor, kind: str) -> int:
-    if kind == tensor.type:
+def tensor_bytes(tensor: Tensor, type_name: str) -> int:
+    if type_name == tensor.type:
         return tensor.n_bytes
-    return tensor.n_elements // TENSOR_TYPES[kind].block * TENSOR_TYPES[kind].block_bytes
+    return tensor.n_elements // TENSOR_TYPES[type_name].block * TENSOR_TYPES[type_name].block_bytes
 
 
-def unfit(tensors: Mapping[str, Tensor], name: str, kind: str) -> int:
+def unfit(tensors: Mapping[str, Tensor], name: str, type_name: str) -> int:
     """Return the length of a tensor's rows if a type's blocks don't divide it, else 0; 0 for a missing tensor."""
     tensor = tensors.get(name)
-    if tensor is None or tensor.shape[0] % TENSOR_TYPES[kind].block == 0:
+    if tensor is None or tensor.shape[0] % TENSOR_TYPES[type_name].block == 0:
         return 0
     return tensor.shape[0]
 

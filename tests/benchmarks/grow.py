@@ -27,7 +27,7 @@ from llmrun.engine.llama import zeroing
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.planning.memory import context_start, longest_stream
+from llmrun.planning.memory import context_start
 from llmrun.protocol.loading import Load
 
 STREAMS, PIECE, NEAR = 8, 16, 5
@@ -54,8 +54,6 @@ def measure(model: LlamaModel, load: Load, n_tokens: int) -> Pauses:
         batch = [Entry(5 + at % 200, at, stream, False) for stream in range(STREAMS) for at in _piece(start)]
         batch[-1] = batch[-1]._replace(wants_logits=True)
         began = time.thread_time()
-        if not start % 512:
-            context.choose_kv_layout(start + 512)  # as the engine does for a prompt of this length
         context.decode(batch)
         context.synchronize()
         seconds.append(time.thread_time() - began)
@@ -98,7 +96,6 @@ def main() -> int:
                 context_start(model.header, cells),
                 n_seq_max=STREAMS,
                 n_cells=cells,
-                n_stream=longest_stream(model.header, cells, STREAMS),
                 threads=1,
                 flash_attention="on",
             )

@@ -151,8 +151,8 @@ def best_of(first: MachineSpeed | None, second: MachineSpeed) -> MachineSpeed:
         first,
         read=max(first.read, second.read),
         operation=min(first.operation, second.operation),
-        looks=least("looks"),
-        prefill_looks=least("prefill_looks"),
+        attention_seconds=least("attention_seconds"),
+        prefill_attention_seconds=least("prefill_attention_seconds"),
         types={kind: quicker(rates, second.types[kind]) for kind, rates in first.types.items()},
     )
 
@@ -162,7 +162,7 @@ def joined(parts: list[MachineSpeed]) -> MachineSpeed:
 
     What every part measures again is taken from the middle one, as one measurement of all types would give it.
     """
-    middle = sorted(parts, key=lambda part: part.looks["F16"][64])[len(parts) // 2]
+    middle = sorted(parts, key=lambda part: part.attention_seconds["F16"][64])[len(parts) // 2]
     return replace(middle, types={kind: rates for part in parts for kind, rates in part.types.items()})
 
 

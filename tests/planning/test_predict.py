@@ -34,8 +34,8 @@ EXPERTS = TensorSpec("blk.0.ffn_up_exps.weight", (64, 32, 8), Q4_1, 64 * 32 * 8 
 SPEED = MachineSpeed(
     read=1e9,
     operation=1e-6,
-    looks={"F16": {64: 1e-8, 128: 4e-8}, "Q8_0": {64: 2e-8}},
-    prefill_looks={"F16": {64: 1e-9}},
+    attention_seconds={"F16": {64: 1e-8, 128: 4e-8}, "Q8_0": {64: 2e-8}},
+    prefill_attention_seconds={"F16": {64: 1e-9}},
     types={"Q4_K": Rates(((100.0, 2e9),), 1e11), "Q8_0": Rates(((100.0, 4e9), (400.0, 1e9)), 2e11), "IQ9": Rates()},
 )
 WORK = Work(

@@ -230,5 +230,5 @@ def test_kernels_are_really_measured() -> None:
     assert 1e7 < found.types["F16"].prefill < 1e15
     assert 1e7 < found.read < 1e13
     assert 0 < found.operation < 0.1
-    assert set(found.looks["F16"]) == set(found.looks["Q8_0"]) == {64, 96, 128, 256}
-    assert all(0 < value < 1e-3 for table in found.prefill_looks.values() for value in table.values())
+    assert set(found.attention_seconds["F16"]) == set(found.attention_seconds["Q8_0"]) == {64, 96, 128, 256}
+    assert all(0 < value < 1e-3 for table in found.prefill_attention_seconds.values() for value in table.values())

@@ -133,7 +133,7 @@ def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], fla
     report(Progress(0.0))
     read = _one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1])
     operation = _operation(ggml)
-    looks, prefill_looks = (
+    attention_seconds, prefill_attention_seconds = (
         {name: _attention(ggml, TENSOR_TYPES[name].number, tokens) for name in ("F16", "Q8_0")}
         for tokens in (1, _PROMPT)
     )
@@ -141,7 +141,13 @@ def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], fla
     for done, name in enumerate(names, 1):
         report(Progress(done / n_parts))
         types[name] = _rates(ggml, TENSOR_TYPES[name].number, sizes)
-    return MachineSpeed(read=read, operation=operation, looks=looks, prefill_looks=prefill_looks, types=types)
+    return MachineSpeed(
+        read=read,
+        operation=operation,
+        attention_seconds=attention_seconds,
+        prefill_attention_seconds=prefill_attention_seconds,
+        types=types,
+    )
 
 
 def _device(command: MeasureKernels) -> int:

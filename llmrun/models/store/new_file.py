@@ -137,11 +137,9 @@ def exclusive(lock: Path, on_wait: Callable[[], None] = lambda: None) -> Iterato
     lock.parent.mkdir(parents=True, exist_ok=True)
     file_lock = FileLock(lock)
     try:
-        file_lock.acquire(timeout=0)
+        held = file_lock.acquire(timeout=0)
     except Timeout:
         on_wait()
-        file_lock.acquire()
-    try:
+        held = file_lock.acquire()
+    with held:
         yield
-    finally:
-        file_lock.release()

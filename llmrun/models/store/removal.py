@@ -318,16 +318,13 @@ def _free(lock: Path | None) -> Iterator[bool]:
     if lock is None or not lock.exists():
         yield True
         return
-    file_lock = FileLock(lock)
     try:
-        file_lock.acquire(timeout=0)
+        held = FileLock(lock).acquire(timeout=0)
     except Timeout:
         yield False
         return
-    try:
+    with held:
         yield True
-    finally:
-        file_lock.release()
 
 
 # ---- the disk --------------------------------------------------------------------------------------

@@ -107,8 +107,8 @@ class MachineSpeed:
     read: float  # memory bandwidth of all threads, bytes/s
     operation: float  # seconds of a small operation, mostly thread synchronization
     # KV type -> head length -> seconds of attention for one query head and one position, in decode.
-    looks: Mapping[str, Mapping[int, float]]
-    prefill_looks: Mapping[str, Mapping[int, float]]  # the same in prefill
+    attention_seconds: Mapping[str, Mapping[int, float]]
+    prefill_attention_seconds: Mapping[str, Mapping[int, float]]  # the same in prefill
     types: Mapping[str, Rates]  # type -> its rates
     others: float = 0.0  # cores that other programs used during the measurement
 
@@ -127,7 +127,7 @@ class MachineSpeed:
 
     def attention(self, kv_type: str, head_length: int, *, prefill: bool = False) -> float:
         """Return seconds of attention for one query head and one position, scaled from the nearest measured length."""
-        table = (self.prefill_looks if prefill else self.looks).get(kv_type.upper(), {})
+        table = (self.prefill_attention_seconds if prefill else self.attention_seconds).get(kv_type.upper(), {})
         if not table:
             return 0.0
         nearest = min(table, key=lambda length: abs(length - head_length))
