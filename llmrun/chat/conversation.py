@@ -1,7 +1,7 @@
 """A conversation with a model: requests, truncation to the context window, and saving.
 
-Owns the order of a turn: save the question, truncate, ask, save the answer. However an answer ends, its question and
-the text received stay saved.
+A turn saves the question, truncates, asks, and saves the answer. However an answer ends, its question and the text
+received stay saved.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from llmrun.chat.media import MediaCache, MediaFile
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
+    SUMMARY,
     Answer,
     OpenAnswer,
     Question,
@@ -26,7 +27,6 @@ from llmrun.chat.store.turns import (
 from llmrun.chat.truncation import (
     SUMMARY_TOKENS,
     DoesNotFit,
-    Drop,
     MessageSize,
     Policy,
     Window,
@@ -379,17 +379,19 @@ class Conversation:
         for _ in range(len(turn.before) + 1):
             if total <= window.tokens - window.reserve:
                 break
-            drop, policy = self._choose(messages, window)
-            questions = [each.messages[0].content for each in turn.before]
-            numbers = [each.number for each in turn.before]
-            turn.before, truncation = self._drop(turn.before, drop, policy, turn.sampling)
+            dropped, policy = self._choose(messages, window)
+            gone = [turn.before[index] for index in dropped]
+            summary = self._summary(gone, turn.sampling) if policy == "summarize" else ""
+            turn.before = [window_turn for index, window_turn in enumerate(turn.before) if index not in dropped]
+            if summary:
+                turn.before.insert(dropped[0], WindowTurn(SUMMARY, 0, summary_turn(summary)))
             messages = self._to_send(turn)
             before, total = total, self._count(messages).total
-            drop = replace(drop, tokens=before - total)
-            turn.departures.append(replace(truncation, tokens=drop.tokens))
-            self._on_note(truncation_line(drop, policy, questions, numbers))
-            if truncation.summary:
-                self._on_note(truncation.summary)
+            questions = tuple(window_turn.question for window_turn in gone)
+            turn.departures.append(Truncation(policy, questions, before - total, summary))
+            texts = [(window_turn.number, window_turn.messages[0].content) for window_turn in gone]
+            self._on_note(truncation_line(texts, before - total, policy))
+            self._note(summary)
         return messages
 
     def _certainly_fits(self, messages: Sequence[Message], window: Window) -> bool:
@@ -402,32 +404,21 @@ class Conversation:
         texts = (f"{message.content}{message.reasoning}" for message in messages)
         return sum(len(text.encode()) + _MARKER_BYTES for text in texts) <= window.room
 
-    def _choose(self, messages: Sequence[Message], window: Window) -> tuple[Drop, Policy]:
-        """Return the turns to drop, and the policy."""
+    def _choose(self, messages: Sequence[Message], window: Window) -> tuple[tuple[int, ...], Policy]:
+        """Return the indices of the turns to drop, and the policy."""
         count = self._count(messages)
         sizes = _sizes(messages, self._count(messages, with_tools=False))
         window = replace(window, overhead=max(0, count.total - sum(message.tokens for message in sizes)))
         policy: Policy = "stop" if self.settings.overflow == "ask" else self.settings.overflow
-        found = fit(sizes, window, policy)
-        if isinstance(found, DoesNotFit) and self.settings.overflow == "ask":
-            policy = self._on_overflow(found)
-            found = fit(sizes, window, policy)
-        if isinstance(found, DoesNotFit):
+        dropped = fit(sizes, window, policy)
+        if isinstance(dropped, DoesNotFit) and self.settings.overflow == "ask":
+            policy = self._on_overflow(dropped)
+            dropped = fit(sizes, window, policy)
+        if isinstance(dropped, DoesNotFit):
             raise ContextOverflowError(
-                "the conversation does not fit into the context window", why=found.why, hint=found.hint
+                "the conversation does not fit into the context window", why=dropped.why, hint=dropped.hint
             )
-        return found.drop, policy
-
-    def _drop(
-        self, turns: list[WindowTurn], drop: Drop, policy: Policy, sampling: SamplingParams
-    ) -> tuple[list[WindowTurn], Truncation]:
-        """Return the remaining turns, with a summary if that is the policy, and the truncation to store."""
-        gone = [turns[index] for index in drop.turns]
-        stay = [turn for index, turn in enumerate(turns) if index not in drop.turns]
-        summary = self._summary(gone, sampling) if policy == "summarize" else ""
-        if summary:
-            stay.insert(drop.turns[0], WindowTurn(0, 0, summary_turn(summary)))
-        return stay, Truncation(policy, tuple(turn.question for turn in gone), drop.tokens, summary)
+        return dropped, policy
 
     def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
         """Let the model condense the dropped turns, in batches if all at once are too long."""

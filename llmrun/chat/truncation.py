@@ -1,7 +1,7 @@
 """Truncation of a conversation that is longer than the context window: whole turns are dropped, by a named policy.
 
-Owns the choice of turns, the line that reports it, and the form of a summary. Pure: token counts come in, indices go
-out. "ask" is not a policy: the caller asks and passes the choice.
+The choice of turns, the line that reports it, and the form of a summary, as pure functions: token counts come in,
+indices go out. "ask" is not a policy: the caller asks and passes the choice.
 """
 
 from __future__ import annotations
@@ -59,32 +59,11 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """The turns to drop."""
-
-    turns: tuple[int, ...] = ()  # indices of turns (a question with its answer), ascending
-    messages: tuple[int, ...] = ()  # indices of their messages, ascending
-    tokens: int = 0  # of these messages
-
-    def __bool__(self) -> bool:
-        return bool(self.turns)
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The turns to drop, possibly none, so that the conversation fits."""
-
-    drop: Drop
-    tokens: int  # of the remaining messages; for "summarize" with the maximum of its summary
-
-
-@dataclass(frozen=True, slots=True)
 class DoesNotFit:
     """The reason why the conversation can't fit by this policy."""
 
     why: str  # for the user, without a full stop
     hint: str
-    over: int  # excess tokens after everything that may be dropped has been
 
 
 def turns_of(messages: Sequence[MessageSize]) -> list[range]:
@@ -98,32 +77,32 @@ def turns_of(messages: Sequence[MessageSize]) -> list[range]:
     return [range(start, end) for start, end in zip(starts, ends, strict=False)]  # no start: no turn, though an end
 
 
-def fit(messages: Sequence[MessageSize], window: Window, policy: Policy) -> Fit | DoesNotFit:
-    """Choose the fewest whole turns to drop.
+def fit(messages: Sequence[MessageSize], window: Window, policy: Policy) -> tuple[int, ...] | DoesNotFit:
+    """Choose the fewest whole turns to drop, so that a conversation fits.
 
     Args:
         messages: the system prompt first, if there is one; the last turn awaits its answer, and stays.
         window: the room.
         policy: "stop" drops nothing; "roll" the oldest turns; "middle" from the middle outwards; "summarize" those
             that "roll" would drop, and as many more as the summary needs.
+
+    Returns:
+        Indices of the turns, ascending, see turns_of(); none if everything fits.
     """
-    turns = turns_of(messages)
-    sizes = [sum(messages[index].tokens for index in turn) for turn in turns]
+    sizes = [sum(messages[index].tokens for index in turn) for turn in turns_of(messages)]
     total = sum(message.tokens for message in messages)
     if total <= window.room:
-        return Fit(Drop(), total)
+        return ()
     if policy == "stop":
         return _full(total, window)
     summary = window.summary if policy == "summarize" else 0
     gone: list[int] = []
     left = total
-    for turn in _order(policy, window.keep, len(turns) - 1):
+    for turn in _order(policy, window.keep, len(sizes) - 1):
         gone.append(turn)
         left -= sizes[turn]
         if left + summary <= window.room:
-            dropped = tuple(sorted(gone))
-            indices = tuple(index for turn in dropped for index in turns[turn])
-            return Fit(Drop(dropped, indices, total - left), left + summary)
+            return tuple(sorted(gone))
     return _too_small(left, window, summary, left - (sizes[-1] if sizes else 0))
 
 
@@ -140,7 +119,6 @@ def _full(total: int, window: Window) -> DoesNotFit:
     return DoesNotFit(
         why=f"the conversation has {total + window.overhead:,} tokens, {_room(window)}",
         hint="/clear starts anew, /undo removes the last turn, --overflow roll drops the oldest turns",
-        over=total - window.room,
     )
 
 
@@ -159,7 +137,6 @@ def _too_small(left: int, window: Window, summary: int, fixed: int) -> DoesNotFi
     return DoesNotFit(
         why=f"{', '.join(parts)}, {_room(window)}",
         hint="send less at once, or give a larger --ctx",
-        over=left + summary - window.room,
     )
 
 
@@ -168,23 +145,20 @@ def _room(window: Window) -> str:
     return f"the context window has {window.tokens:,}{reserved}"
 
 
-def truncation_line(drop: Drop, policy: Policy, questions: Sequence[str], numbers: Sequence[int] = ()) -> str:
+def truncation_line(turns: Sequence[tuple[int, str]], tokens: int, policy: Policy) -> str:
     """Return the line that names the dropped turns and their tokens.
 
     Args:
-        drop: not empty.
-        questions: the text of each turn's question, by the turn's index; a summary's is SUMMARY_QUESTION.
-        numbers: of each turn as the user counts them, 0 for a summary; from 1 on by default.
+        turns: number of each as the user counts them, from 1 on, and the text of its question; 0 for a summary.
     """
-    counted = [numbers[turn] if numbers else turn + 1 for turn in drop.turns]
-    names = _names([number for number in counted if number])
-    if 0 in counted:
+    names = _names([number for number, _ in turns if number])
+    if any(number == 0 for number, _ in turns):
         names = " and ".join(filter(None, ("the summary", names)))
-    first, last = _quote(questions[drop.turns[0]]), _quote(questions[drop.turns[-1]])
-    quoted = first if len(drop.turns) == 1 else f"{first} to {last}"
-    what = "was condensed into a summary" if len(drop.turns) == 1 else "were condensed into a summary"
+    first, last = _quote(turns[0][1]), _quote(turns[-1][1])
+    quoted = first if len(turns) == 1 else f"{first} to {last}"
+    what = "was condensed into a summary" if len(turns) == 1 else "were condensed into a summary"
     verb = what if policy == "summarize" else "left the context window"
-    return f"{names[0].upper()}{names[1:]} {verb}: {drop.tokens:,} tokens, {quoted} (--overflow {policy})"
+    return f"{names[0].upper()}{names[1:]} {verb}: {tokens:,} tokens, {quoted} (--overflow {policy})"
 
 
 def _names(numbers: Sequence[int]) -> str:

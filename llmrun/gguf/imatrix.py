@@ -1,6 +1,6 @@
 """A reader of importance matrices in llama.cpp's GGUF and in its older binary format.
 
-Must not know their collection or use. Files are untrusted: every length is checked before it is used.
+Files are untrusted: every length is checked before it is used.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def kv_layers(header: ModelMetadata) -> tuple[KvLayer, ...]:
     """Return the layers with a KV cache of their own; layers that share another one's are left out."""
     if header.architecture in _RECURRENT:
         return ()
-    sliding = sliding_layers(header)
+    sliding = _sliding_layers(header)
     recurrent = _recurrent(header)
     layers = []
     for layer in range(_own_layers(header)):
@@ -132,7 +132,7 @@ def _own_layers(header: ModelMetadata) -> int:
     return n_layers - predicting if predicting < n_layers else n_layers
 
 
-def sliding_layers(header: ModelMetadata) -> list[bool]:
+def _sliding_layers(header: ModelMetadata) -> list[bool]:
     """Return for each layer whether it has a sliding window."""
     n_layers = _n_layers(header)
     if not window_of(header):

@@ -1,6 +1,6 @@
 """The metadata of a model file: values by key, and the settings of its architecture and layers.
 
-Must not know tensors, the file format (reader.py) nor the meaning of other keys (header.py).
+header.py adds the tensors and the meaning of the other keys; layers.py computes from these values alone.
 """
 
 from __future__ import annotations

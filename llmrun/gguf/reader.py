@@ -1,8 +1,7 @@
 """The reader of GGUF headers: metadata, tensor table and sizes, never the weights.
 
-Must not know the meaning of values (header.py) nor llama.cpp's rules for them (rules.py). A model file is untrusted:
-every count, length, offset and extent is checked against the file's size before it is used, nothing recurses, memory is
-bounded, and the time is O(header).
+A model file is untrusted: every count, length, offset and extent is checked against the file's size before it is used,
+nothing recurses, memory is bounded, and the time is O(header).
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -25,18 +24,6 @@ from llmrun.gguf.header import Header, Tensor, other_parts, unite
 from llmrun.gguf.metadata import ArrayInfo, Value, length_of
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
 from llmrun.protocol.media import MODALITIES, Modality
-
-__all__ = [
-    "ArrayInfo",
-    "Header",
-    "NeedMoreBytes",
-    "Tensor",
-    "Value",
-    "parse_header",
-    "read_header",
-    "read_modalities",
-    "read_part",
-]
 
 MAX_HEADER_BYTES = 256 * 1024 * 1024
 MAX_KEYS = 65_536

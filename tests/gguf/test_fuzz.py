@@ -31,7 +31,8 @@ from support.gguf_writer import (
 )
 
 from llmrun.errors import BadModelError, LlmrunError
-from llmrun.gguf.reader import Header, NeedMoreBytes, parse_header, read_header
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import NeedMoreBytes, parse_header, read_header
 from llmrun.gguf.rules import check, check_vocabulary
 
 MUTATIONS = 8_000

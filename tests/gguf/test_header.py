@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from support.gguf_writer import TENSORS, TensorSpec, tiny_model, write
 
-from llmrun.gguf.reader import Header, read_header
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
 
 MIB = 1 << 20
 

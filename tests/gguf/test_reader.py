@@ -27,7 +27,8 @@ from support.gguf_writer import metadata as tiny_metadata
 
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError
 from llmrun.gguf import reader as reader
-from llmrun.gguf.reader import ArrayInfo, NeedMoreBytes, parse_header, read_header, read_part
+from llmrun.gguf.metadata import ArrayInfo
+from llmrun.gguf.reader import NeedMoreBytes, parse_header, read_header, read_part
 
 
 @pytest.fixture

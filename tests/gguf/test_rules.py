@@ -11,7 +11,8 @@ from support.effort import loops
 from support.gguf_writer import TENSORS, TensorSpec, gguf, tiny_model, write
 
 from llmrun.errors import BadModelError
-from llmrun.gguf.reader import Header, read_header
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import cause_of_crash, check, check_vocabulary
 
 

@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import httpx2
 
 from llmrun.errors import NetworkError
-from llmrun.gguf.header import other_parts, unite
-from llmrun.gguf.reader import MAX_HEADER_BYTES, Header, NeedMoreBytes, parse_header
+from llmrun.gguf.header import Header, other_parts, unite
+from llmrun.gguf.reader import MAX_HEADER_BYTES, NeedMoreBytes, parse_header
 from llmrun.models.download.transfer import (
     DEFAULT_RETRY_POLICY,
     SLOWEST_BYTES,

@@ -250,24 +250,22 @@ class PageAnswers:
         overhead = max(counted.total - sum(counted.each), 0)
         window = Window.of(n_ctx, request.limits.max_tokens, overhead=overhead)
         sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
-        found = fit(sizes, window, policy)
-        if isinstance(found, DoesNotFit):
-            raise ContextOverflowError("the question does not fit into the context window", why=found.why)
-        if not found.drop:
+        dropped = fit(sizes, window, policy)
+        if isinstance(dropped, DoesNotFit):
+            raise ContextOverflowError("the question does not fit into the context window", why=dropped.why)
+        if not dropped:
             return messages, []
-        dropped = found.drop.messages
-        stay = [message for index, message in enumerate(messages) if index not in dropped]
-        n_turns = len(found.drop.turns)
-        turns = f"{n_turns} earlier turn{'' if n_turns == 1 else 's'}"
+        ranges = [turns_of(sizes)[turn] for turn in dropped]
+        stay = [message for index, message in enumerate(messages) if not any(index in indices for indices in ranges)]
+        turns = f"{len(dropped)} earlier turn{'' if len(dropped) == 1 else 's'}"
         if policy != "summarize":
             return tuple(stay), [f"the model did not see {turns}, which did not fit"]
-        ranges = [turns_of(sizes)[turn] for turn in found.drop.turns]
         gone = [[messages[index] for index in indices] for indices in ranges]
         n_tokens = [sum(sizes[index].tokens for index in indices) for indices in ranges]
         assert pooled.model is not None
         sampling = pooled.model.sampling({**asked.sampling, **self._state.sampling})[0]
         text = await self._summary(engine, condense(gone, n_tokens, n_ctx), sampling)
-        stay[dropped[0] : dropped[0]] = summary_turn(text)
+        stay[ranges[0].start : ranges[0].start] = summary_turn(text)
         return tuple(stay), [f"the model saw a summary of {turns} instead of them: {text}"]
 
     async def _summary(
