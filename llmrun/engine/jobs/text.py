@@ -15,6 +15,7 @@ from llmrun import _native
 from llmrun.engine.llama.base import Vocabulary
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
+from llmrun.engine.prompt.control_texts import ControlTexts
 from llmrun.errors import CancelledError, ContextOverflowError, UsageError
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText, VocabularyPiece
@@ -140,8 +141,6 @@ def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: It
 
     The text between two control tokens is tokenized as a whole, because words may span template and document.
     """
-    from llmrun.engine.prompt.template import ControlTexts  # imports Jinja, which few models need here
-
     control = ControlTexts(vocabulary.control_texts).pattern
 
     def tokens(part: str, *, begins: bool) -> list[int]:

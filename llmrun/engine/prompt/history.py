@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from llmrun.engine.prompt.template import Part
+from llmrun.engine.prompt.control_texts import Part
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import load_json

@@ -1,4 +1,4 @@
-"""The images and audio of a conversation: placeholders for the chat template, and checks of files before decoding.
+"""The images and audio of a conversation: checks of files before decoding.
 
 Pure. Sizes and lengths are read from the headers, so that no decoder allocates memory for a hostile file.
 """
@@ -23,7 +23,6 @@ _OMITTED_AUDIO = "[audio omitted: this model can't hear]"
 _NO_WEBP = "[image omitted: it is WebP, and Pillow is not installed]"
 _RIFF = "UklGR"  # base64 of RIFF
 MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
-PRIVATE = range(0xF0000, 0xFFFFE)  # plane 15, private use: no tokenizer has special tokens there
 _SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD8)))
 # Of WAV files, by their format tag: integers, floats, A-law, µ-law, and one whose tag stands in its extension.
@@ -35,27 +34,6 @@ _MP3_COUNT = re.compile(
     rb"\xff([\xe2\xe3\xf2\xf3\xfa\xfb])(.).(?:.{9}|.{11}|.{17}|.{19}|.{32}|.{34})(?:Xing|Info)....(.{4})", re.DOTALL
 )
 _MP3_RATES = ((11_025, 12_000, 8_000), (), (22_050, 24_000, 16_000), (44_100, 48_000, 32_000))  # of each version
-
-
-def with_placeholders(messages: Sequence[Message]) -> tuple[Sequence[Message], dict[str, Media]]:
-    """Replace images and audio by private characters; return the messages, and the file of each character."""
-    files = [media for message in messages for media in message.media]
-    if not files:
-        return messages, {}
-    used = set().union(*(text for message in messages for text in message.texts))
-    free = (chr(code) for code in PRIVATE if chr(code) not in used)
-    placeholders = dict(zip(free, files, strict=False))
-    if len(placeholders) < len(files):
-        raise UsageError("the conversation uses up all private characters of Unicode")
-    characters = iter(placeholders)
-    replaced = []
-    for message in messages:
-        content = message.content
-        for media, character in reversed([*zip(message.media, characters, strict=False)]):
-            at = min(max(media.at, 0), len(message.content))
-            content = f"{content[:at]}{character}{content[at:]}"
-        replaced.append(replace(message, content=content, media=()) if message.media else message)
-    return replaced, placeholders
 
 
 def without_unreadable(messages: Sequence[Message], modalities: frozenset[Modality]) -> Sequence[Message]:

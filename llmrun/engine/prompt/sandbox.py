@@ -21,6 +21,7 @@ MAX_WIDTH = 1 << 16  # of an indent, a line or a column
 _WIDE_FORMAT = re.compile(r"[%{][^%{}]*[1-9]\d{7}")
 MAX_DATE_CHARACTERS = 1024  # Of a date format: strftime can't be interrupted
 REFUSES = "the chat template refuses this conversation"
+OTHER_TEMPLATE = "choose another template with --template"
 
 
 def make_environment() -> Any:

@@ -1,29 +1,31 @@
 """Rendering of a conversation to prompt parts, with the model's own chat template in sandboxed Jinja.
 
-Owns the rule that text of users and models never becomes control tokens; must not know tokens. A template is untrusted:
-it runs in Jinja's sandbox, with limits of time, numbers, texts and output. The front kills this process if a template
-blocks in C code, where these limits don't apply.
+Must not know tokens. A template is untrusted: it runs in Jinja's sandbox, with limits of time, numbers, texts and
+output. The front kills this process if a template blocks in C code, where these limits don't apply.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property, partial
-from itertools import groupby
-from os.path import commonprefix
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
+from llmrun.engine.prompt.control_texts import ControlTexts, Part, Placeholders
 from llmrun.engine.prompt.conversation import TemplateRules, fit
-from llmrun.engine.prompt.media import PRIVATE, with_placeholders
-from llmrun.engine.prompt.sandbox import REFUSES, dates, make_environment, one_line, undeclared_variables
+from llmrun.engine.prompt.sandbox import (
+    OTHER_TEMPLATE,
+    REFUSES,
+    dates,
+    make_environment,
+    one_line,
+    undeclared_variables,
+)
 from llmrun.engine.prompt.thinking import find_reasoning, known_reasoning
 from llmrun.engine.prompt.tools import (
     PROBE_TOOL,
@@ -40,7 +42,7 @@ from llmrun.engine.prompt.tools import (
     with_responses,
     with_simple_schema,
 )
-from llmrun.errors import BadTemplateError, UsageError
+from llmrun.errors import BadTemplateError
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import Message, Rewriting, Tool
@@ -62,7 +64,6 @@ _PROBE_TEXT = "Is this said?"
 _QUESTION, _REASONED = Message("user", "Is it?"), Message("assistant", "It is.", reasoning=_PROBE_TEXT)
 _EFFORT_VARIABLES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 _REASONED_AGAIN = Message("assistant", "It is still.", reasoning="It was.")
-_OTHER_TEMPLATE = "choose another template with --template"
 
 NAMED = {
     # The most common one, for models without a template.
@@ -89,13 +90,6 @@ class RenderLimits(NamedTuple):
             MAX_PROMPT_CHARACTERS + 4 * size,
             MAX_RENDER_SECONDS + rendering_share(messages, tools),
         )
-
-
-class Part(NamedTuple):
-    """A section of the prompt; unless special, control texts in it are tokenized as plain text."""
-
-    text: str
-    special: bool
 
 
 class ReasoningSwitch(NamedTuple):
@@ -332,17 +326,14 @@ class ChatTemplate:
             BadTemplateError: the template fails, refuses the conversation, or exceeds a limit.
         """
         options = self._options(messages, thinking, effort, keep_reasoning)
-        messages, images = with_placeholders(messages)
+        placeholders = Placeholders(collect_texts(messages, tools, variables), control)
+        messages = placeholders.with_media(messages)
         limits = RenderLimits.of(messages, tools)
-        markers: dict[str, str] = {}
-        mark = partial(_marked, collect_texts(messages, tools, variables), control, markers)
 
         def rendered(tools: Sequence[Tool], support: ToolSupport | None = None) -> list[Part | Media]:
-            fitted, tools = self._fitted(messages, tools, self._rules, support, mark)
-            mask = _Mask(collect_texts(fitted, tools, variables), control)
-            data = data_of(variables, mask.hide, keys=False) | self._variables(fitted, tools, mask.hide)
-            parts = mask.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
-            return _with_images(_with_markers(parts, markers), images)
+            fitted, tools = self._fitted(messages, tools, self._rules, support, placeholders.keep)
+            data = data_of(variables, placeholders.hide, keys=False) | self._variables(fitted, tools, placeholders.hide)
+            return placeholders.parts(_limited(lambda: self._generate(options | data, limits.characters), limits))
 
         # Some templates fail at one type of parameters, or at one that is missing.
         for change in (None, with_simple_schema):
@@ -371,15 +362,20 @@ class ChatTemplate:
         tools: Sequence[Tool],
         rules: TemplateRules | None = None,
         support: ToolSupport | None = None,
-        mark: Callable[[CallSyntax], CallSyntax] = lambda syntax: syntax,
+        keep: Callable[[str], str] = str,
     ) -> tuple[Sequence[Message], Sequence[Tool]]:
-        """Return the conversation and the tools as the template takes them; a trial has no rules yet."""
+        """Return the conversation and the tools as the template takes them.
+
+        Args:
+            rules: a trial has none yet.
+            keep: is applied to the texts of the syntax of calls.
+        """
         has_calls = bool(tools) or any(message.role == "tool" or message.tool_calls for message in messages)
         if not has_calls:
             return (messages if rules is None else fit(messages, rules)), tools
         support = support or (self._support if tools else self._support_of_history)
         if not all(support[1 if tools else 2 :]):
-            messages, tools = in_text(messages, tools, support, mark(self.syntax))
+            messages, tools = in_text(messages, tools, support, _map_texts(self.syntax, keep))
             if rules is not None:
                 rules.rewritings.add("tools")
         if rules is not None:
@@ -436,114 +432,6 @@ def _with_thinking_part(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": [{"type": "thinking", "thinking": message["reasoning_content"]}, *rest]}
 
 
-def _marked(texts: Sequence[str], control: ControlTexts, markers: dict[str, str], syntax: CallSyntax) -> CallSyntax:
-    """Return a syntax with private characters for its control texts, which become control tokens again.
-
-    Args:
-        texts: of the conversation, whose characters are not free.
-        markers: gets the characters, by control text.
-    """
-    used = set().union(*texts)
-    free = (chr(code) for code in reversed(PRIVATE) if chr(code) not in used)
-    for text in sorted({*itertools.chain(*map(control.pattern.findall, syntax.texts))}):
-        markers[text] = next(free)
-    changed: CallSyntax = _map_texts(
-        syntax, lambda text: control.pattern.sub(lambda match: markers.get(match[0], match[0]), text)
-    )
-    return changed
-
-
-class ControlTexts:
-    """A search for texts that the tokenizer turns into control tokens."""
-
-    def __init__(self, texts: Iterable[str]) -> None:
-        control = sorted(set(texts) - {""})
-        self.pattern = re.compile(_longest_of(control) if control else r"(?!)")
-        self._longest = max(map(len, control), default=0)
-        self._prefixes = {text[:size] for text in control for size in range(1, len(text))}
-        self._suffixes = {text[-size:] for text in control for size in range(1, len(text))}
-
-    def may_continue(self, content: str) -> bool:
-        """Return whether the end of this content is the beginning of a control text."""
-        return any(content[-size:] in self._prefixes for size in range(1, self._longest))
-
-    def may_join(self, content: str) -> bool:
-        """Return whether this content and the text around it could form a control text together."""
-        sizes = range(1, self._longest)
-        return any(content[-size:] in self._prefixes or content[:size] in self._suffixes for size in sizes)
-
-
-def _longest_of(texts: list[str], depth: int = 20) -> str:
-    """Return a pattern for the longest match of some sorted texts, as llama.cpp searches them.
-
-    Common prefixes are factored out, because a vocabulary may have thousands of control tokens.
-    """
-    if depth == 0:
-        return "(?:" + "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True)) + ")"
-    branches = []
-    for _, group in groupby(filter(None, texts), key=lambda text: text[0]):
-        members = [*group]
-        prefix = commonprefix([members[0], members[-1]])  # noqa: RUF071 - of texts, not paths
-        rests = [text[len(prefix) :] for text in members]
-        branches.append(re.escape(prefix) + (_longest_of(rests, depth - 1) if rests != [""] else ""))
-    return f"(?:{'|'.join(branches)})" + ("?" if "" in texts else "")
-
-
-class _Mask:
-    """A replacement of control texts in messages by single private characters while the template runs.
-
-    The rest of the messages is unchanged, so that a template can test, trim or split them. All control texts in the
-    output are then the template's own. A message gets invisible guards around it if its edge could form a control text
-    with the template's text.
-    """
-
-    _PRIVATE = range(0x100000, 0x10FFFE)  # plane 16, private use: no tokenizer has special tokens there
-    _GUARD = ""
-
-    def __init__(self, contents: Sequence[str], control: ControlTexts) -> None:
-        self._control = control
-        matches = {text for content in contents for text in control.pattern.findall(content)}
-        self._characters: dict[str, str] = {}
-        if matches or any(control.may_join(content.strip()) for content in contents):
-            used = set().union(*contents)
-            free = (chr(code) for code in self._PRIVATE if chr(code) not in used)
-            hidden = [self._GUARD, *sorted(matches)]
-            self._characters = dict(zip(hidden, free, strict=False))
-            if len(self._characters) < len(hidden):
-                raise UsageError("the conversation uses up all private characters of Unicode")
-        self._texts = {character: text for text, character in self._characters.items()}
-        self._hidden = re.compile(f"[{''.join(self._texts)}]" if self._texts else "(?!)")
-
-    def hide(self, content: str) -> str:
-        """Replace the control texts of a content, and guard its edges."""
-        if not self._characters:
-            return content
-        content = self._control.pattern.sub(lambda match: self._characters[match[0]], content)
-        text = content.strip()
-        if not self._control.may_join(text):
-            return content
-        start = content.index(text)
-        guard = self._characters[self._GUARD]
-        return f"{content[:start]}{guard}{text}{guard}{content[start + len(text) :]}"
-
-    def parts(self, text: str) -> list[Part]:
-        """Split the rendered prompt into the template's control texts, which are special, and restored plain texts."""
-        if not self._texts:
-            return [Part(text, True)]
-        parts: list[Part] = []
-        position = 0
-        for match in self._control.pattern.finditer(text):
-            parts += self._restore(text[position : match.start()])
-            parts.append(Part(match[0], True))
-            position = match.end()
-        return _merge(parts + self._restore(text[position:]))
-
-    def _restore(self, text: str) -> list[Part]:
-        """Return a text between control texts; it is special unless something was hidden in it."""
-        restored = self._hidden.sub(lambda match: self._texts[match[0]], text)
-        return [Part(restored, restored == text)] if text else []
-
-
 def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
     """Apply a function to every text in a tuple of tuples."""
     if type(value) is str:
@@ -552,44 +440,6 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
         return value
     changed = [_map_texts(each, change) for each in value]
     return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
-
-
-def _with_markers(parts: list[Part], markers: dict[str, str]) -> list[Part]:
-    """Replace private characters by the control texts of calls that we wrote."""
-    if not markers:
-        return parts
-    texts = {character: text for text, character in markers.items()}
-    pieces = [
-        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(texts)}])", part.text) if piece
-    ]
-    return _merge([Part(texts.get(piece, piece), special or piece in texts) for piece, special in pieces])
-
-
-def _with_images(parts: list[Part], images: dict[str, Media]) -> list[Part | Media]:
-    """Split the parts at placeholders of images.
-
-    Raises:
-        BadTemplateError: the template's output lacks one.
-    """
-    if not images:
-        return [*parts]
-    pieces = [
-        (piece, part.special) for part in parts for piece in re.split(f"([{''.join(images)}])", part.text) if piece
-    ]
-    if not {*images} <= {piece for piece, _ in pieces}:
-        raise BadTemplateError("the chat template omits an image or audio", hint=_OTHER_TEMPLATE)
-    return [images.get(piece) or Part(piece, special) for piece, special in pieces]
-
-
-def _merge(parts: list[Part]) -> list[Part]:
-    """Join adjacent parts of one kind, so that the tokenizer sees as much text at once as possible."""
-    merged: list[Part] = []
-    for part in parts:
-        if merged and merged[-1].special == part.special:
-            merged[-1] = Part(merged[-1].text + part.text, part.special)
-        else:
-            merged.append(part)
-    return merged
 
 
 class _OverdueError(BaseException):
@@ -606,10 +456,10 @@ def _limited(work: Callable[[], _Result], limits: RenderLimits) -> _Result:
         raise BadTemplateError("the chat template needs too much memory") from None
     except _OverdueError:
         what = f"the chat template takes longer than {limits.seconds:.3g} seconds"
-        raise BadTemplateError(what, hint=_OTHER_TEMPLATE) from None
+        raise BadTemplateError(what, hint=OTHER_TEMPLATE) from None
     except Exception as error:  # a template can raise any of Python's
         why = one_line(f"{type(error).__name__}: {error}")
-        raise BadTemplateError(_FAILS, why=why, hint=_OTHER_TEMPLATE) from error
+        raise BadTemplateError(_FAILS, why=why, hint=OTHER_TEMPLATE) from error
 
 
 def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from llmrun.engine.prompt.template import ControlTexts
+from llmrun.engine.prompt.control_texts import ControlTexts
 
 MIN_SEGMENT = 256  # characters; one call for several short turns costs less than one for each
 MAX_TOKENS = 1 << 20  # of all segments together: 4 MiB, and their texts

@@ -16,6 +16,7 @@ from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, tex
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
+from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part
 from llmrun.engine.prompt.history import (
     Beginning,
     Conversation,
@@ -25,8 +26,9 @@ from llmrun.engine.prompt.history import (
     begin_alike,
     keeps_reasoning,
 )
-from llmrun.engine.prompt.media import PRIVATE, checked_file, without_unreadable
-from llmrun.engine.prompt.template import NAMED, ChatTemplate, ControlTexts, Part
+from llmrun.engine.prompt.media import checked_file, without_unreadable
+from llmrun.engine.prompt.sandbox import OTHER_TEMPLATE
+from llmrun.engine.prompt.template import NAMED, ChatTemplate
 from llmrun.engine.prompt.thinking import AnswerBeginning, known_reasoning
 from llmrun.engine.prompt.token_cache import TokenCache
 from llmrun.engine.prompt.tools import tells_tools
@@ -141,7 +143,7 @@ class PromptWriter:
             raise UsageError(
                 "the prompt is empty",
                 why="the chat template writes nothing for this conversation",
-                hint="choose another template with --template",
+                hint=OTHER_TEMPLATE,
             )
         return prompt
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from llmrun.engine.prompt.media import checked_file, with_placeholders, without_unreadable
+from llmrun.engine.prompt.control_texts import ControlTexts, Part, Placeholders
+from llmrun.engine.prompt.media import checked_file, without_unreadable
 from llmrun.errors import UsageError
 from llmrun.protocol.media import MODALITIES, Media
 from llmrun.protocol.messages import Message
@@ -63,11 +64,13 @@ def install(monkeypatch: pytest.MonkeyPatch, opened: _Opened | None) -> None:
 def test_images_stand_where_they_were_put_in_any_text() -> None:
     first, second, third = (Media("x", str(at), at) for at in (1, 5, 99))
     messages = [Message("user", "\0cats\0", media=(first, second, third)), Message("user", "?", media=(first,))]
-    [said, more], images = with_placeholders(messages)
-    a, b, c, d = images
-    assert (said.content, more.content) == (f"\0{a}cats{b}\0{c}", f"?{d}")
-    assert [*images.values()] == [first, second, third, first]
+    placeholders = Placeholders([], ControlTexts([]))
+    said, more = placeholders.with_media(messages)
     assert not said.media
+    texts = [Part(text, True) for text in ("\0", "cats", "\0", "?")]
+    assert placeholders.parts(said.content + more.content) == [
+        texts[0], first, texts[1], second, texts[2], third, texts[3], first
+    ]  # fmt: skip
 
 
 def test_pillow_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
