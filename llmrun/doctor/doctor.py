@@ -476,14 +476,10 @@ def _variants(hardware: Hardware, settings: Settings) -> Iterator[Finding]:
     if not has_variants() or os.environ.get("LLMRUN_CPU"):
         return
     fastest = fastest_variants(hardware, settings.state_dir)
-    by_type = []
-    for name, (variant, gain) in fastest.items():
-        by_type.append(f"{name} {variant}" + (f" ({gain:.2f} × ggml's choice)" if gain > 1 else ""))
-    text = (
-        f"the fastest here: {', '.join(by_type)}"
-        if fastest
-        else "not compared yet: an idle chat or server does that, once"
-    )
+    by_type = [f"{name} {variant}" + (f" ×{gain:.2f}" if gain > 1 else "") for name, (variant, gain) in fastest.items()]
+    text = "not compared yet: an idle chat or server does that, once"
+    if by_type:
+        text = f"the fastest here, × ggml's choice: {', '.join(by_type)}"
     yield Finding("variants", "ok", text)
 
 

@@ -253,7 +253,9 @@ class DraftPolicy:
             self._comparisons = self.comparisons._replace(attention=False)
             remember_attention(measured.attention, self._header, self._hardware, self._folder)
         if measured.variants:
-            self._comparisons = self.comparisons._replace(variant_types=())
+            compared = {time.type for time in measured.variants}
+            missing = tuple(name for name in self.comparisons.variant_types if name not in compared)
+            self._comparisons = self.comparisons._replace(variant_types=missing)
             remember_variants(measured.variants, self._hardware, self._folder)
         if not measured.times:
             return False

@@ -127,6 +127,7 @@ def test_full_disk(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.status, bool(finding.fix)) == ("warning", True)
 
 
+@pytest.mark.usefixtures("source_install")
 def test_missing_packages(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -138,6 +139,7 @@ def test_missing_packages(settings: Settings, monkeypatch: pytest.MonkeyPatch) -
     assert found["llama-cpp-python"].fix
 
 
+@pytest.mark.usefixtures("source_install")
 def test_llama_library(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "llama_cpp"
     (package / "lib").mkdir(parents=True)
@@ -155,6 +157,7 @@ def test_llama_library(settings: Settings, tmp_path: Path, monkeypatch: pytest.M
     assert findings(settings)["llama.cpp library"].text == str(other / "libllama.so")
 
 
+@pytest.mark.usefixtures("source_install")
 def test_no_llama_package(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert findings(settings)["llama.cpp library"].status == "problem"
@@ -208,7 +211,7 @@ def test_which_variant_is_fastest(settings: Settings, monkeypatch: pytest.Monkey
         VariantTime("Q4_1", "zen4", 1.0, 0.1), VariantTime("Q4_1", "haswell", 0.8, 0.08),
     )  # fmt: skip
     remember_variants(times, MACHINE, settings.state_dir)
-    assert findings(settings)["variants"].text == "the fastest here: Q4_0 zen4, Q4_1 haswell (1.25 × ggml's choice)"
+    assert findings(settings)["variants"].text == "the fastest here, × ggml's choice: Q4_0 zen4, Q4_1 haswell ×1.25"
     monkeypatch.setenv("LLMRUN_CPU", "haswell")
     assert "variants" not in findings(settings)
 

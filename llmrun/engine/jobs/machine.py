@@ -157,23 +157,23 @@ def compare_variants(types: Sequence[str], threads: int, is_interrupted: Callabl
         is_interrupted: checked before each measurement, which takes a tenth of a second.
 
     Returns:
-        The times of each type, ggml's choice first; none if the measurement was interrupted or disturbed.
+        The times of each type, ggml's choice first, up to the first type that was interrupted or disturbed.
     """
     operations = {name: Operations(threads, device) for name, device in distinct_variants().items()}
-    pairs = [(type_name, variant) for type_name in types for variant in operations]
-    rates: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
-    for number in range(_VARIANT_ROUNDS):
-        for type_name, variant in pairs if number % 2 else reversed(pairs):
-            if is_interrupted():
-                return ()
-            measured = _variant_rates(operations[variant], TENSOR_TYPES[type_name].number)
-            rates[type_name, variant].append(measured)
-    times = []
-    for (type_name, variant), rounds in rates.items():
-        decode, prefill = (sorted(values) for values in zip(*rounds, strict=True))
-        if any(best > _MAX_SPREAD * second for *_, second, best in (decode, prefill)) or not (decode[0] and prefill[0]):
-            return ()
-        times.append(VariantTime(type_name, variant, 1 / decode[-1], 1 / prefill[-1]))
+    times: list[VariantTime] = []
+    for type_name in types:
+        rates: dict[str, list[tuple[float, float]]] = {variant: [] for variant in operations}
+        for number in range(_VARIANT_ROUNDS):
+            for variant in operations if number % 2 else reversed(operations):
+                if is_interrupted():
+                    return tuple(times)
+                rates[variant].append(_variant_rates(operations[variant], TENSOR_TYPES[type_name].number))
+        for variant, rounds in rates.items():
+            decode, prefill = (sorted(values) for values in zip(*rounds, strict=True))
+            is_disturbed = any(best > _MAX_SPREAD * second for *_, second, best in (decode, prefill))
+            if is_disturbed or not (decode[0] and prefill[0]):
+                return tuple(time for time in times if time.type != type_name)
+            times.append(VariantTime(type_name, variant, 1 / decode[-1], 1 / prefill[-1]))
     return tuple(times)
 
 

@@ -45,12 +45,13 @@ def test_variants_are_compared(two_variants: None) -> None:
 
 
 def test_an_answer_interrupts_the_comparison(two_variants: None) -> None:
-    calls = iter([False, False, True])
-    assert compare_variants(("Q4_0",), 1, lambda: next(calls)) == ()
+    """What is complete is kept."""
+    calls = iter([*[False] * 8, True])
+    assert [time.type for time in compare_variants(("Q4_0", "F16"), 1, lambda: next(calls))] == ["Q4_0", "Q4_0"]
 
 
 def test_other_programs_spoil_the_comparison(two_variants: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_MAX_SPREAD", 1.15)
     rates = iter([(1.0, 1.0), (1.0, 1.0), (1.0, 1.0), (1.2, 1.0), (1.0, 1.0), (1.0, 1.0)])
     monkeypatch.setattr(machine, "_variant_rates", lambda ggml, number: next(rates))
-    assert compare_variants(("Q4_0",), 1, lambda: False) == ()
+    assert compare_variants(("Q4_0", "F16"), 1, lambda: False) == ()
