@@ -61,7 +61,7 @@ def _load_ahead(name: str) -> None:
     """
     from contextlib import suppress
 
-    from llmrun.config import TUNE_FILE, load_settings
+    from llmrun.config import TUNE_FILE, VARIANTS_FILE, load_settings
     from llmrun.errors import LlmrunError
     from llmrun.models.location import locate
     from llmrun.runner import launch
@@ -71,10 +71,11 @@ def _load_ahead(name: str) -> None:
         path = locate(name, settings).path
         if path is None or not path.is_file():
             return
-        if (settings.state_dir / TUNE_FILE).exists():  # spares every other start the import
+        folder = settings.state_dir
+        if (folder / TUNE_FILE).exists() or (folder / VARIANTS_FILE).exists():  # spares every other start the import
             from llmrun.planning.tuned import loads_as_usual
 
-            if not loads_as_usual(path, settings.state_dir):
+            if not loads_as_usual(path, folder):
                 return
         launch.preload(str(path.absolute()))
 

@@ -20,6 +20,8 @@ STEPS_FILE = "steps.json"
 """Beside it: measured times of decode steps."""
 ATTENTION_FILE = "attention.json"
 """Beside it: measured times with flash attention and without."""
+VARIANTS_FILE = "cpu_variants.json"
+"""Beside it: measured times of the variants of the processor's backend."""
 LAST_MODEL_FILE = "last_model"
 """Beside it: the name of the model that answered last."""
 

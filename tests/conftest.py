@@ -48,6 +48,12 @@ def package_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def source_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The installed llmrun is not a release's wheel, which has a llama.cpp of its own."""
+    monkeypatch.setattr("llmrun.protocol.llama_folder._BUNDLED", tmp_path / "no llama_cpp")
+
+
+@pytest.fixture
 def start() -> Iterator[Callable[..., EngineClient]]:
     """start(mode): a client of a fake engine, closed in the end."""
     from support.engines import fake_client

@@ -53,7 +53,6 @@ Change = tuple[tuple[str, Any], ...]
 
 _UBATCHES, _LARGER_UBATCHES = (256, 128), (1024, MOST_UBATCH)
 _SPINS = (0, 300_000)  # passive waiting; and libgomp's own default
-_MOST_VARIANTS = 3  # others have far fewer instruction sets
 _COPIES = 2.2  # memory, in sizes of the weights, to read them beside a copy that is loaded
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -103,7 +102,7 @@ def axes_for(
         kv: include a quantized KV cache, which loses precision.
         n_batch: tokens of a batch, and of the largest micro-batch that there is memory for.
         n_gpus: number of GPUs that hold the model.
-        cpu_variants: of the processor's backend that can run here, the default first.
+        cpu_variants: of the processor's backend that can run here, ggml's choice first.
     """
     both = (PREFILL, DECODE)
     flips = "on" if default.flash_attention == "off" else "off"
@@ -117,7 +116,8 @@ def axes_for(
     if set(header.bytes_per_type) & repacked_types(hardware.cpu_flags):
         axes.append(Axis("repack", _values("repack", (not default.repack,)), both))
     if len(cpu_variants) > 1:
-        axes.append(Axis("processor variant", _values("cpu_variant", cpu_variants[1 : 1 + _MOST_VARIANTS]), both))
+        variants = ("", *cpu_variants[1:])
+        axes.append(Axis("processor variant", _values("cpu_variant", variants), both))
     if default.kv_type_v == "f16":  # a quantized cache needs flash attention
         axes.append(Axis("flash attention", _values("flash_attention", (flips,)), both, at_depth=True))
     if kv:
@@ -664,8 +664,8 @@ def tune(
 
 
 def _cpu_variants() -> tuple[str, ...]:
-    """Return the variants to compare, the one in use first; none where there is one, or LLMRUN_CPU has chosen."""
-    if "LLMRUN_CPU" in os.environ or not has_variants():
+    """Return the variants to compare, ggml's choice first; none where there is one, or LLMRUN_CPU has chosen."""
+    if os.environ.get("LLMRUN_CPU") or not has_variants():
         return ()
     with closing(EngineClient()) as engine:
         return engine.do(CPU_VARIANTS, Empty()).names

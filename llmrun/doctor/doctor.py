@@ -29,6 +29,7 @@ from llmrun.models.location import locate
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store
 from llmrun.planning.hardware import Details, Hardware, probe, probe_details
+from llmrun.planning.measurements import fastest_variants
 from llmrun.planning.memory import repacked_types
 from llmrun.planning.predict import predict, work_of
 from llmrun.planning.preferences import LoadPreferences
@@ -36,7 +37,7 @@ from llmrun.planning.speed import remembered
 from llmrun.planning.tuned import summaries
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.machine import BUILD, Build
-from llmrun.protocol.llama_folder import INSTALLED, is_bundled, library_folder, llama_version
+from llmrun.protocol.llama_folder import INSTALLED, has_variants, is_bundled, library_folder, llama_version
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.sizes import readable_size
@@ -188,6 +189,7 @@ def examine(
         _llama_library(),
         _native_sampler(),
         *_build(machine, more),
+        *_variants(machine, settings),
         _processor(machine),
         _threads(machine),
         *_clock(more),
@@ -275,7 +277,8 @@ def _processor_build(machine: Hardware, build: Build) -> Finding:
     compiled = features & set(_FEATURES.values())
     text = f"for {', '.join(sorted(compiled)) or 'any processor'}"
     if build.cpu_variant:
-        text = f"variant {build.cpu_variant}, {text}"
+        chooser = "LLMRUN_CPU's" if os.environ.get("LLMRUN_CPU") else "ggml's"
+        text = f"variant {build.cpu_variant} ({chooser} choice), {text}"
     if build.backends:
         text += f"; backends in use: {', '.join(build.backends)}"
     rebuild = GpuBuild("", "").command
@@ -467,6 +470,17 @@ def _trial(trial: TrialResult | LlmrunError | None) -> Iterator[Finding]:
         yield Finding("answer", "warning", text, "look for other programs that use the processor (top)")
     else:
         yield Finding("answer", "ok", text)
+
+
+def _variants(hardware: Hardware, settings: Settings) -> Iterator[Finding]:
+    if not has_variants() or os.environ.get("LLMRUN_CPU"):
+        return
+    fastest = fastest_variants(hardware, settings.state_dir)
+    by_type = [f"{name} {variant}" + (f" ×{gain:.2f}" if gain > 1 else "") for name, (variant, gain) in fastest.items()]
+    text = "not compared yet: an idle chat or server does that, once"
+    if by_type:
+        text = f"the fastest here, × ggml's choice: {', '.join(by_type)}"
+    yield Finding("variants", "ok", text)
 
 
 def _tuning(hardware: Hardware, settings: Settings) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from llmrun.gguf.filenames import all_parts
 from llmrun.protocol.adapters import by_default
 from llmrun.protocol.loading import DeviceBuffer, Load
 from llmrun.protocol.questions import SaveState, StateSaved
-from llmrun.protocol.speculation import AttentionTime
+from llmrun.protocol.speculation import AttentionTime, VariantTime
 
 if TYPE_CHECKING:
     from llmrun.engine.core.slots import HostPrefix
@@ -147,6 +147,14 @@ class LoadedModel:
                 return measure_attention(on, off, time.perf_counter, is_interrupted)
         except LlmrunError:  # there is no memory for them
             return ()
+
+    def compare_variants(self, types: Sequence[str], is_interrupted: Callable[[], bool]) -> tuple[VariantTime, ...]:
+        """Measure the processor's variants, see jobs/machine.py; return nothing if the engine is busy."""
+        if self.engine.busy or not types:
+            return ()
+        from llmrun.engine.jobs.machine import compare_variants
+
+        return compare_variants(types, self.load.threads, is_interrupted)
 
     def save(self, save: SaveState) -> StateSaved:
         """Save an answer's KV state. A failure is only reported as zeros, because the file is only a cache.

@@ -397,7 +397,8 @@ class EngineProcess:
         model = self._loaded_model()
         tables = model.engine.measure_steps(self._has_queued_command)
         attention = model.compare_attention(self._has_queued_command) if command.attention else ()
-        return tables._replace(attention=attention)
+        variants = model.compare_variants(command.variant_types, self._has_queued_command)
+        return tables._replace(attention=attention, variants=variants)
 
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()
@@ -409,9 +410,10 @@ class EngineProcess:
         loaded = self._weights.get(role)
         if loaded is not None and loaded.is_for(load):
             return loaded
-        if loaded is not None:
-            del self._weights[role]
-            loaded.close()
+        for other, weights in [*self._weights.items()]:
+            if other == role or weights.cpu_variant != load.cpu_variant:
+                del self._weights[other]
+                weights.close()
         with self._reporting_progress(load.request):
             self._weights[role] = LlamaModel.of(load, self._flag)
         return self._weights[role]

@@ -171,7 +171,8 @@ def prepare(
         without_flash = scores_fit(header, hardware, plan.n_ctx, preferences.n_ubatch)
         plan, load = _with_tuned(plan, load, tuned, preferences, split_mode, without_flash=without_flash)
     if drafts is not None:
-        load = replace(load, draft=replace(drafts.load, threads=load.threads, verbose=verbose))
+        beside = replace(drafts.load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
+        load = replace(load, draft=beside)
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
     load_for = partial(_load_for, load, plan, preferences, planned)
     return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
@@ -214,7 +215,8 @@ def _with_tuned(
 ) -> tuple[Plan, Load]:
     changed = tuned.applied_within(load, preferences, without_flash=without_flash)
     words = tuned.of(changed).changes(replace(tuned.of(load), split_mode=split_mode))
-    plan = replace(plan, threads=changed.threads, flash_attention=changed.flash_attention, tuned=words)
+    names = ("threads", "flash_attention", "cpu_variant")
+    plan = replace(plan, tuned=words, **{name: getattr(changed, name) for name in names})
     return plan, changed
 
 

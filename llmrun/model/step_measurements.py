@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.speculation import DraftPolicy
-from llmrun.protocol.questions import MEASURE_STEPS, MeasureSteps
+from llmrun.protocol.questions import MEASURE_STEPS
 from llmrun.protocol.speculation import StepTime
 from llmrun.runner.client import EngineClient
 
@@ -27,12 +27,12 @@ def measure_steps(engine: EngineClient, drafting: DraftPolicy, seconds: float | 
         if left is not None and left <= 0:
             break
         try:
-            found = engine.do(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention), seconds=left)
+            found = engine.do(MEASURE_STEPS, drafting.comparisons, seconds=left)
         except LlmrunError:
             if ends is None or time.monotonic() < ends:
                 raise
             break
-        if drafting.remember(*found):
+        if drafting.remember(found):
             return found.times
     return ()
 
@@ -41,9 +41,9 @@ def measure_steps(engine: EngineClient, drafting: DraftPolicy, seconds: float | 
 def measuring_steps(engine: EngineClient | None, drafting: DraftPolicy) -> Iterator[None]:
     """Measure while a block waits for something else, if times are missing."""
     look = None
-    if engine is not None and engine.alive and (drafting.lacks_times or drafting.lacks_attention):
-        look = engine.begin(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention))
+    if engine is not None and engine.alive and (unmeasured := drafting.unmeasured) is not None:
+        look = engine.begin(MEASURE_STEPS, unmeasured)
     yield
     with suppress(LlmrunError):  # it can't be written
         if look is not None and (found := look()) is not None:
-            drafting.remember(*found)
+            drafting.remember(found)

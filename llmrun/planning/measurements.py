@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.config import ATTENTION_FILE
+from llmrun.config import ATTENTION_FILE, VARIANTS_FILE
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
+from llmrun.gguf.types import WEIGHT_TYPES
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.plan import Measured, Plan
 from llmrun.protocol.codec import from_json, load_json
-from llmrun.protocol.llama_folder import library_folder
+from llmrun.protocol.llama_folder import has_variants, library_folder
 from llmrun.protocol.loading import Load
 from llmrun.protocol.sizes import readable_size
-from llmrun.protocol.speculation import AttentionTime
+from llmrun.protocol.speculation import AttentionTime, VariantTime
 from llmrun.storage import alone_in, disk_errors, write_whole
 
 if TYPE_CHECKING:
@@ -139,7 +141,8 @@ def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measure
     Args:
         folder: config.Settings.state_dir.
     """
-    return Measured(measured_attention(header, hardware, folder), known_excess(header, hardware, folder))
+    attention, excess = measured_attention(header, hardware, folder), known_excess(header, hardware, folder)
+    return Measured(attention, excess, measured_variant(header, hardware, folder))
 
 
 # ---- flash attention on or off for one sequence
@@ -198,6 +201,94 @@ def remember_attention(times: tuple[AttentionTime, ...], header: Header, hardwar
     """
     key = model_key(header, hardware)
     keep_entry(folder / ATTENTION_FILE, key, {"times": [time._asdict() for time in times]})
+
+
+# ---- the variants of the processor's backend, of which ggml chooses the one with the most instruction sets
+#
+# It is not always the fastest for a type of weights.
+
+_MAIN_TYPES = 3
+_FEWEST_SHARE = 0.05  # of the weights' bytes, of a type that is measured
+
+
+def uncompared_types(header: Header, hardware: Hardware, load: Load, folder: Path) -> tuple[str, ...]:
+    """Return the types of a model's weights for which the processor's variants can be compared, and were not.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+    if hardware.gpus or load.workers or os.environ.get("LLMRUN_CPU") or not has_variants():
+        return ()
+    known = {time.type for time in variant_times(hardware, folder)}
+    return tuple(name for name in _main_types(header) if name not in known)
+
+
+def measured_variant(header: Header, hardware: Hardware, folder: Path) -> str:
+    """Return the variant that is fastest for a model's weights; "" for ggml's choice, LLMRUN_CPU's, or if unmeasured.
+
+    A prompt's token counts as much as one of an answer.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+    times = [] if os.environ.get("LLMRUN_CPU") else variant_times(hardware, folder)
+    sizes = {name: header.bytes_per_type[name] for name in _main_types(header)} if times else {}
+    if not {time.type for time in times}.issuperset(sizes):
+        return ""
+    variant, gain = _fastest(times, sizes)
+    return variant if gain >= _MIN_GAIN else ""
+
+
+def fastest_variants(hardware: Hardware, folder: Path) -> dict[str, tuple[str, float]]:
+    """Return the fastest variant for each measured type of weights, and its speed relative to ggml's choice.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+    times = variant_times(hardware, folder)
+    return {name: _fastest(times, {name: 1}) for name in dict.fromkeys(time.type for time in times)}
+
+
+def _fastest(times: Sequence[VariantTime], sizes: Mapping[str, int]) -> tuple[str, float]:
+    """Return the fastest variant for types of weights, and its speed over that of ggml's choice; "" without types."""
+    seconds: dict[str, float] = {}
+    for time in times:
+        if time.type in sizes:
+            total = sizes[time.type] * (time.decode + time.prefill)
+            seconds[time.variant] = seconds.get(time.variant, 0.0) + total
+    if not seconds:
+        return "", 1.0
+    fastest = min(seconds, key=seconds.__getitem__)
+    return fastest, next(iter(seconds.values())) / seconds[fastest]
+
+
+def _main_types(header: Header) -> list[str]:
+    """Return the types of most of the weights that are multiplied, the one with most bytes first."""
+    sizes = {name: n_bytes for name, n_bytes in header.bytes_per_type.items() if name in WEIGHT_TYPES}
+    names = sorted(sizes, key=lambda name: -sizes[name])[:_MAIN_TYPES]
+    return [name for name in names if sizes[name] >= _FEWEST_SHARE * sum(sizes.values())]
+
+
+def variant_times(hardware: Hardware, folder: Path) -> list[VariantTime]:
+    """Return what was measured on this machine, of each type ggml's choice first; nothing if it is damaged."""
+    path = folder / VARIANTS_FILE
+    entry = find_entry(path, machine_key(hardware)) if path.exists() else None
+    try:
+        times = [from_json(VariantTime, row) for row in entry["times"]] if entry else []
+    except (TypeError, ValueError, KeyError):
+        return []  # edited by hand
+    return times if all(0 < seconds < math.inf for time in times for seconds in (time.decode, time.prefill)) else []
+
+
+def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder: Path) -> None:
+    """Store a measurement, beside those of other types.
+
+    Raises:
+        LlmrunError: the folder can't be written.
+    """
+    types = {time.type for time in times}
+    others = [time for time in variant_times(hardware, folder) if time.type not in types]
+    keep_entry(folder / VARIANTS_FILE, machine_key(hardware), {"times": [time._asdict() for time in (*others, *times)]})
 
 
 # ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model

@@ -85,7 +85,7 @@ def plan_pair(
         preferences, override_tensor="", n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers
     )
     alone = replace(hardware, memory_total=0, workers=())
-    beside = replace(make_plan(drafts, alone, draft_preferences, measured=Measured(measured.attention)), n_parked=0)
+    beside = replace(make_plan(drafts, alone, draft_preferences, measured=measured._replace(gpu_excess=())), n_parked=0)
     return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
 
 

@@ -56,6 +56,7 @@ class Measured(NamedTuple):
 
     attention: str = ""  # faster flash attention setting of one sequence, see measurements.py; "" if unknown
     gpu_excess: tuple[tuple[str, int], ...] = ()  # bytes of each GPU beyond an earlier plan, see measurements.py
+    cpu_variant: str = ""  # fastest variant of the processor's backend; "" for ggml's choice, or if unknown
 
 
 UNMEASURED = Measured()
@@ -102,6 +103,8 @@ class Plan(LoadSettings):
         if self.vram_bytes:
             where = described(self.gpu_layers, len(self.cpu_experts))
             text += f"; and {readable_size(self.vram_bytes)} of GPU memory: {where}"
+        if self.cpu_variant:
+            text += f"; processor variant {self.cpu_variant}, which is faster here than ggml's choice"
         if self.tuned:
             text += f"; tuned: {', '.join(self.tuned)}"
         if self.slow_flash_attention:
@@ -168,6 +171,7 @@ def make_plan(
         layer_counts=split.layer_counts,
         gpu_counts=split.gpu_counts,
         gpu_excess=measured.gpu_excess,
+        cpu_variant=measured.cpu_variant,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **{**fit.preferences.as_given, "flash_attention": flash_attention},
     )

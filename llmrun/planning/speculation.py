@@ -25,11 +25,14 @@ from llmrun.planning.measurements import (
     measured_attention,
     model_key,
     remember_attention,
+    remember_variants,
+    uncompared_types,
 )
 from llmrun.protocol.codec import from_json
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Event, Finished, Stats
-from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasured, StepTables, StepTime, StepTimes
+from llmrun.protocol.questions import MeasureSteps
+from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime, StepTimes
 
 AUTO, OFF = -1, 0
 """Drafted tokens per step: as many as pay by the measured step times; none."""
@@ -107,7 +110,7 @@ class DraftPolicy:
         self._folder, self._path = folder, folder / STEPS_FILE
         self._times: tuple[StepTime, ...] | None = None  # read on first use
         self._surprises = 0
-        self._lacks_attention: bool | None = None  # read when it is needed
+        self._comparisons: MeasureSteps | None = None  # read when it is needed
 
     @property
     def times(self) -> tuple[StepTime, ...]:
@@ -177,19 +180,27 @@ class DraftPolicy:
         return self.most == AUTO and self.can_pay and not is_known
 
     @property
-    def lacks_attention(self) -> bool:
-        """Flash attention on and off can be compared here, and were not."""
-        if self._lacks_attention is None:
+    def comparisons(self) -> MeasureSteps:
+        """The measurement of step times, with those comparisons that are possible here and were not made yet."""
+        if self._comparisons is None:
             header, hardware, folder = self._header, self._hardware, self._folder
             is_known = measured_attention(header, hardware, folder)
-            self._lacks_attention = can_compare_attention(hardware, self._load) and not is_known
-        return self._lacks_attention
+            self._comparisons = MeasureSteps(
+                can_compare_attention(hardware, self._load) and not is_known,
+                uncompared_types(header, hardware, self._load, folder),
+            )
+        return self._comparisons
+
+    @property
+    def unmeasured(self) -> MeasureSteps | None:
+        """What an idle engine should measure; None if nothing is missing."""
+        return self.comparisons if self.lacks_times or any(self.comparisons) else None
 
     def follow(self, event: Event) -> None:
         """Remember the step times among an answer's events, and compare them with its end."""
         if isinstance(event, StepsMeasured):
             with suppress(LlmrunError):  # it can't be written
-                self.remember(event.times)
+                self.remember(StepTables(event.times))
         elif isinstance(event, Finished):
             self.notice(event.stats)
 
@@ -205,7 +216,7 @@ class DraftPolicy:
             return False
         ratio = stats.decode_seconds / expected
         if ratio <= 1 / _SURPRISE:
-            self._times, self._lacks_attention = (), None
+            self._times, self._comparisons = (), None
             slowest = _SURPRISE * stats.decode_seconds / stats.decode_steps
             with suppress(LlmrunError):  # the folder can't be written
                 drop_entry(self._path, self._key)
@@ -232,26 +243,26 @@ class DraftPolicy:
         is_alone = self._load.n_seq_max == 1 and (self._draft is None or self._draft._is_of_heads)
         return self.can_pay and is_alone and not self._hardware.gpus and not self._header.n_experts
 
-    def remember(
-        self,
-        times: tuple[StepTime, ...],
-        draft_times: tuple[StepTime, ...] = (),
-        attention_times: tuple[AttentionTime, ...] = (),
-    ) -> bool:
+    def remember(self, measured: StepTables) -> bool:
         """Store what was measured; return whether there are step times.
 
         Raises:
             LlmrunError: the folder can't be written; the times hold for this process all the same.
         """
-        if attention_times:
-            self._lacks_attention = False
-            remember_attention(attention_times, self._header, self._hardware, self._folder)
-        if not times:
+        if measured.attention:
+            self._comparisons = self.comparisons._replace(attention=False)
+            remember_attention(measured.attention, self._header, self._hardware, self._folder)
+        if measured.variants:
+            compared = {time.type for time in measured.variants}
+            missing = tuple(name for name in self.comparisons.variant_types if name not in compared)
+            self._comparisons = self.comparisons._replace(variant_types=missing)
+            remember_variants(measured.variants, self._hardware, self._folder)
+        if not measured.times:
             return False
-        self._times, self._surprises = times, 0
-        if draft_times and self._draft is not None:
-            self._draft.remember(draft_times)
-        keep_entry(self._path, self._key, {"times": [time._asdict() for time in times]})
+        self._times, self._surprises = measured.times, 0
+        if measured.draft_times and self._draft is not None:
+            self._draft.remember(StepTables(measured.draft_times))
+        keep_entry(self._path, self._key, {"times": [time._asdict() for time in measured.times]})
         return True
 
     @property
@@ -266,6 +277,8 @@ class DraftPolicy:
         }
         if self._is_of_heads:
             settings["heads"] = True
+        if load.cpu_variant:
+            settings["cpu_variant"] = load.cpu_variant
         if load.n_rollback:
             settings["rollback"] = load.n_rollback
         if load.workers:

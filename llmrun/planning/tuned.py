@@ -10,11 +10,19 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.config import TUNE_FILE
+from llmrun.config import TUNE_FILE, VARIANTS_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware, probe
-from llmrun.planning.measurements import drop_entry, find_entry, keep_entry, machine_key, model_key, read_entries
+from llmrun.planning.measurements import (
+    drop_entry,
+    find_entry,
+    keep_entry,
+    machine_key,
+    measured_variant,
+    model_key,
+    read_entries,
+)
 from llmrun.planning.memory import KV_BYTES, MOST_UBATCH
 from llmrun.planning.preferences import ATTENTION, LoadPreferences
 from llmrun.protocol.codec import as_dict, from_json
@@ -35,9 +43,10 @@ SPINS = 8000
 _SPINS_BESIDE_GPU = 300_000
 TUNED = (
     "threads", "threads_batch", "n_ubatch", "flash_attention", "kv_type_k", "kv_type_v", "repack", "mmap", "split_mode",
+    "cpu_variant",
 )  # fmt: skip
 """The fields of a Load that tuning may change."""
-OF_PROCESS = ("spins", "huge_pages", "cpu_variant")
+OF_PROCESS = ("spins", "huge_pages")
 """The settings of the engine's process."""
 _ROUNDING = ("threads", "flash_attention", "kv_type_k", "kv_type_v", "repack", "split_mode", "cpu_variant")
 
@@ -71,6 +80,8 @@ class TunableSettings(EngineSettings):
         applied = replace(self.applied(load), split_mode=load.split_mode)
         if preferences.threads is not None:
             applied = replace(applied, threads=load.threads, threads_batch=load.threads_batch)
+        if os.environ.get("LLMRUN_CPU"):
+            applied = replace(applied, cpu_variant=load.cpu_variant)
         is_given = any(getattr(preferences, name) is not None for name in ATTENTION)
         if is_given or (applied.flash_attention == "off" and not without_flash):  # they were measured together
             applied = replace(applied, **{name: getattr(load, name) for name in ATTENTION})
@@ -90,14 +101,13 @@ class TunableSettings(EngineSettings):
         if self.huge_pages:
             others = [os.environ.get("GLIBC_TUNABLES", ""), "glibc.malloc.hugetlb=1"]
             variables["GLIBC_TUNABLES"] = ":".join(filter(None, others))
-        if self.cpu_variant and "LLMRUN_CPU" not in os.environ:
-            variables["LLMRUN_CPU"] = self.cpu_variant
         return variables
 
     @property
     def loads_as_usual(self) -> bool:
         """Whether weights that were loaded before these settings were chosen can be used."""
-        return self.repack and self.mmap and self.split_mode == DEFAULTS.split_mode and not self.environment
+        is_usual = self.repack and self.mmap and self.split_mode == DEFAULTS.split_mode
+        return is_usual and not (self.cpu_variant or self.environment)
 
     def changes(self, default: TunableSettings, *, in_answers: bool = False) -> tuple[str, ...]:
         """Return the differences from other settings in words, e.g. ("repack off", "2 batch threads").
@@ -128,6 +138,8 @@ def words(name: str, value: object) -> str:
     """Return a setting in words, e.g. "repack off", "1 thread", "ubatch 256"."""
     if name == "spins":
         return f"idle threads spin {value:,} times" if value else "idle threads sleep at once"
+    if name == "cpu_variant" and not value:
+        return "ggml's own processor variant"
     label = _LABELS[name]
     if name in ("threads", "threads_batch"):
         return f"{value} {label.removesuffix('s') if value == 1 else label}"
@@ -221,20 +233,21 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSetting
 
 
 def loads_as_usual(path: Path, folder: Path) -> bool:
-    """Return whether all tuned settings of a model load its weights in the default way, so that loading can begin.
+    """Return whether the settings measured for a model load its weights in the default way, so that loading can begin.
 
     Args:
-        path: of the model; only read if the settings of some model load it otherwise.
+        path: of the model; only read if the settings of some model may load it otherwise.
         folder: config.Settings.state_dir.
 
     Raises:
         BadModelError: the file is damaged.
     """
     results = [tuned for entry in read_entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
-    if all(_keep_usual_weights(tuned) for tuned in results):
+    if all(_keep_usual_weights(tuned) for tuned in results) and not (folder / VARIANTS_FILE).exists():
         return True
-    result = remembered(read_header(path), probe(), folder)
-    return result is None or _keep_usual_weights(result)
+    header, hardware = read_header(path), probe()
+    result = remembered(header, hardware, folder)
+    return not measured_variant(header, hardware, folder) if result is None else _keep_usual_weights(result)
 
 
 def _keep_usual_weights(tuned: TunedSettings) -> bool:

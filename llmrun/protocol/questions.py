@@ -91,6 +91,7 @@ class MeasureSteps(NamedTuple):
     """Measure decode steps of several widths."""
 
     attention: bool = False  # compare flash attention on and off, too
+    variant_types: tuple[str, ...] = ()  # types of weights for which to compare the processor's variants
 
 
 class EngineStatus(NamedTuple):

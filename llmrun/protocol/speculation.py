@@ -75,12 +75,22 @@ class AttentionTime(NamedTuple):
     off: float
 
 
+class VariantTime(NamedTuple):
+    """The seconds that a variant of the processor's backend takes for a token, per byte of one type of weights."""
+
+    type: str  # ggml's name, e.g. "Q4_K"
+    variant: str  # e.g. "haswell"
+    decode: float
+    prefill: float
+
+
 class StepTables(NamedTuple):
     """Step times, and those of the draft model; none if unknown."""
 
     times: tuple[StepTime, ...] = ()
     draft_times: tuple[StepTime, ...] = ()
     attention: tuple[AttentionTime, ...] = ()  # flash attention compared
+    variants: tuple[VariantTime, ...] = ()  # those of the processor compared; of each type, ggml's choice first
 
 
 class StepsMeasured(NamedTuple):

@@ -30,7 +30,7 @@ from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
-from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus, MeasureSteps
+from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
 from llmrun.server.http import CrashingPromptError, model_not_found
@@ -307,13 +307,13 @@ class Pool:
         if connection is None or model is None:
             return
         drafting = model.drafting
-        if not (drafting.lacks_times or drafting.lacks_attention):
+        if (unmeasured := drafting.unmeasured) is None:
             return
         pooled.can_measure = False  # after an error
         with suppress(LlmrunError):
-            found = await connection.do(MEASURE_STEPS, MeasureSteps(drafting.lacks_attention))
+            found = await connection.do(MEASURE_STEPS, unmeasured)
             pooled.can_measure = not found.times
-            await asyncio.to_thread(drafting.remember, *found)
+            await asyncio.to_thread(drafting.remember, found)
 
     def true_name(self, name: str) -> str:
         """Return the name of the model that answers requests for a name; "" for the first one."""

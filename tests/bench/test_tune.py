@@ -277,14 +277,16 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.environment["GLIBC_TUNABLES"] == "glibc.malloc.check=3:glibc.malloc.hugetlb=1"
 
 
-def test_a_variant_of_the_processors_backend_is_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_of_the_processors_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMRUN_CPU", raising=False)
-    settings = replace(DEFAULT, cpu_variant="haswell")
-    assert settings.environment == {"LLMRUN_CPU": "haswell"}
+    settings, load = replace(DEFAULT, cpu_variant="haswell"), Load("/m.gguf", n_ctx=4096, n_ctx_start=512)
+    assert settings.environment == {}
     assert not settings.loads_as_usual
     assert settings.changes(DEFAULT, in_answers=True) == ("processor variant haswell",)
+    assert DEFAULT.changes(settings) == ("ggml's own processor variant",)
+    assert settings.applied_within(load, LoadPreferences(), without_flash=True).cpu_variant == "haswell"
     monkeypatch.setenv("LLMRUN_CPU", "zen4")  # the user's stays
-    assert settings.environment == {}
+    assert settings.applied_within(load, LoadPreferences(), without_flash=True).cpu_variant == ""
 
 
 @pytest.mark.parametrize(
@@ -309,9 +311,10 @@ def test_what_is_tried(header: Header) -> None:
     axis = axes_for(header, MACHINE, DEFAULT, n_gpus=2)[0]
     assert [each.split_mode for each in axis.rivals(DEFAULT)] == ["none", "row", "tensor"]
     assert "processor variant" not in [axis.name for axis in axes_for(header, MACHINE, DEFAULT, cpu_variants=["zen4"])]
-    found = axes_for(header, MACHINE, DEFAULT, cpu_variants=["zen4", "icelake", "haswell", "avx", "sse42"])
+    found = axes_for(header, MACHINE, DEFAULT, cpu_variants=["zen4", "haswell"])
     (axis,) = (axis for axis in found if axis.name == "processor variant")
-    assert [rival.cpu_variant for rival in axis.rivals(DEFAULT)] == ["icelake", "haswell", "avx"]
+    assert [rival.cpu_variant for rival in axis.rivals(DEFAULT)] == ["haswell"]
+    assert [rival.cpu_variant for rival in axis.rivals(replace(DEFAULT, cpu_variant="haswell"))] == [""]
     off = replace(DEFAULT, flash_attention="off")
     (axis,) = (axis for axis in axes_for(header, MACHINE, off) if axis.name == "flash attention")
     assert [rival.flash_attention for rival in axis.rivals(off)] == ["on"]

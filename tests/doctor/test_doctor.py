@@ -23,8 +23,10 @@ from llmrun.doctor import doctor
 from llmrun.doctor.doctor import Finding, TrialResult, examine
 from llmrun.errors import BadModelError, EngineCrashedError, LlmrunError
 from llmrun.planning.hardware import Details, Hardware
+from llmrun.planning.measurements import remember_variants
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import Build
+from llmrun.protocol.speculation import VariantTime
 
 GIB = 1 << 30
 MACHINE = Hardware("Good CPU", ("avx", "avx2"), 4, 8, None, 16 * GIB, 8 * GIB)
@@ -125,6 +127,7 @@ def test_full_disk(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (finding.status, bool(finding.fix)) == ("warning", True)
 
 
+@pytest.mark.usefixtures("source_install")
 def test_missing_packages(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     def version(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
@@ -136,6 +139,7 @@ def test_missing_packages(settings: Settings, monkeypatch: pytest.MonkeyPatch) -
     assert found["llama-cpp-python"].fix
 
 
+@pytest.mark.usefixtures("source_install")
 def test_llama_library(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "llama_cpp"
     (package / "lib").mkdir(parents=True)
@@ -153,6 +157,7 @@ def test_llama_library(settings: Settings, tmp_path: Path, monkeypatch: pytest.M
     assert findings(settings)["llama.cpp library"].text == str(other / "libllama.so")
 
 
+@pytest.mark.usefixtures("source_install")
 def test_no_llama_package(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert findings(settings)["llama.cpp library"].status == "problem"
@@ -194,7 +199,21 @@ def test_variant_and_backends_in_use(settings: Settings, says: Callable[[Build],
     says(replace(BUILD, cpu_variant="haswell", backends=("Vulkan", "CPU")))
     finding = findings(settings, replace(MACHINE, cpu_flags=("avx", "avx2", "avx512f")))["build"]
     assert finding.status == "ok"
-    assert finding.text == "variant haswell, for AVX, AVX2; backends in use: Vulkan, CPU"
+    assert finding.text == "variant haswell (ggml's choice), for AVX, AVX2; backends in use: Vulkan, CPU"
+
+
+def test_which_variant_is_fastest(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_variants", lambda: True)
+    monkeypatch.delenv("LLMRUN_CPU", raising=False)
+    assert findings(settings)["variants"].text == "not compared yet: an idle chat or server does that, once"
+    times = (
+        VariantTime("Q4_0", "zen4", 1.0, 0.1), VariantTime("Q4_0", "haswell", 2.0, 0.2),
+        VariantTime("Q4_1", "zen4", 1.0, 0.1), VariantTime("Q4_1", "haswell", 0.8, 0.08),
+    )  # fmt: skip
+    remember_variants(times, MACHINE, settings.state_dir)
+    assert findings(settings)["variants"].text == "the fastest here, × ggml's choice: Q4_0 zen4, Q4_1 haswell ×1.25"
+    monkeypatch.setenv("LLMRUN_CPU", "haswell")
+    assert "variants" not in findings(settings)
 
 
 def test_the_wheels_own_llama_cpp(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ sys.exit(status)
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source_install: None) -> Path:
     """A folder with an installed llama-cpp-python."""
     folder = tmp_path / "site"
     info = folder / "llama_cpp_python-1.0.dist-info"
@@ -173,6 +173,7 @@ def test_the_cuda_backend_comes_as_a_package(
     assert log.read_text(encoding="utf-8").splitlines() == ["install llmrun-cuda==1", *removed]
 
 
+@pytest.mark.usefixtures("source_install")
 def test_only_the_wheels_own_llama_cpp_has_a_cuda_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     assert cuda_package(["NVIDIA"]) == ""

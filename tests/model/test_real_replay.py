@@ -10,7 +10,7 @@ from support.installed import Installed, only_error_line
 
 from llmrun.model.loading import prepare
 from llmrun.models.registry import ModelSpec
-from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.speculation import StepTables, StepTime
 
 LISTING = "Repeat these lines, ten times: " + "red apple, green pear, blue plum; " * 6
 TIMES = tuple(StepTime(width, depth, 0.01 + width / 1e4) for depth in (0, 1000) for width in (1, 4, 8, 16))
@@ -54,7 +54,7 @@ def test_what_was_drafted_is_replayed(
     llmrun: Installed, model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speculate: str
 ) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "llmrun-home"))
-    prepare(ModelSpec("smollm2", path=model_path), model_path).drafting.remember(TIMES)
+    prepare(ModelSpec("smollm2", path=model_path), model_path).drafting.remember(StepTables(TIMES))
     file = tmp_path / "record.json"
     sampling = ("--temp", "0.7", "--seed", "5", "--repeat-penalty", "1.05")
     answer = llmrun.answer(LISTING, "--max-tokens", "160", *sampling, "--speculate", speculate, "--record", str(file))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from support.gguf_writer import tiny_model, write
 from support.random_model import write_random_model
 
-from llmrun.config import ATTENTION_FILE
+from llmrun.config import ATTENTION_FILE, VARIANTS_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning import measurements
@@ -20,16 +21,22 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.measurements import (
     can_compare_attention,
     compare_allocated,
+    fastest_variants,
     known_excess,
     measured_attention,
+    measured_before,
+    measured_variant,
     remember_attention,
+    remember_variants,
+    uncompared_types,
 )
+from llmrun.planning.pairs import DraftFile, plan_pair
 from llmrun.planning.plan import Measured, Plan, make_plan
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF, DraftPolicy
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load
-from llmrun.protocol.speculation import AttentionTime
+from llmrun.protocol.speculation import AttentionTime, StepTables, VariantTime
 
 
 def test_no_thread_loses_what_another_one_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,13 +90,88 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, text: str) -> None:
 def test_it_is_measured_on_processors_once(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
     policy = DraftPolicy(header, MACHINE, LOAD, tmp_path, OFF)
-    assert policy.lacks_attention
-    policy.remember((), (), (AttentionTime(0, 1.0, 1.0),))
-    assert not policy.lacks_attention
-    assert not DraftPolicy(header, MACHINE, LOAD, tmp_path).lacks_attention
+    assert policy.comparisons.attention
+    policy.remember(StepTables(attention=(AttentionTime(0, 1.0, 1.0),)))
+    assert not policy.comparisons.attention
+    assert not DraftPolicy(header, MACHINE, LOAD, tmp_path).comparisons.attention
     assert not can_compare_attention(replace(MACHINE, gpus=(Gpu("CUDA0", "GPU", GIB, GIB),)), LOAD)
     assert not can_compare_attention(MACHINE, replace(LOAD, kv_type_k="q8_0"))
     assert not can_compare_attention(MACHINE, replace(LOAD, workers=("host:1",)))
+
+
+# ---- the variants of the processor's backend
+
+
+@pytest.fixture
+def has_variants(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurements, "has_variants", lambda: True)
+    monkeypatch.delenv("LLMRUN_CPU", raising=False)
+
+
+def times_of(type_name: str, **seconds: float) -> tuple[VariantTime, ...]:
+    return tuple(VariantTime(type_name, variant, second, second / 10) for variant, second in seconds.items())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"zen4": 1.0, "haswell": 0.9}, "haswell"),
+        ({"zen4": 1.0, "haswell": 0.98}, ""),  # too little to lose saved KV states for
+        ({"zen4": 1.0, "haswell": 1.2}, ""),
+    ],
+)
+def test_another_variant_has_to_gain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_variants: None, seconds: dict[str, float], expected: str
+) -> None:
+    header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
+    types = uncompared_types(header, MACHINE, LOAD, tmp_path)
+    assert measured_variant(header, MACHINE, tmp_path) == ""
+    remember_variants(times_of("TQ1_0", zen4=1.0, haswell=0.1), MACHINE, tmp_path)  # another model's weights
+    assert measured_variant(header, MACHINE, tmp_path) == ""
+    for type_name in types:
+        assert measured_variant(header, MACHINE, tmp_path) == ""
+        remember_variants(times_of(type_name, **seconds), MACHINE, tmp_path)
+    assert measured_before(header, MACHINE, tmp_path).cpu_variant == expected
+    assert uncompared_types(header, MACHINE, LOAD, tmp_path) == ()
+    fastest, gain = fastest_variants(MACHINE, tmp_path)[types[0]]
+    assert (fastest, gain) == (min(seconds, key=seconds.__getitem__), pytest.approx(1 / min(seconds.values())))
+    assert measured_variant(header, replace(MACHINE, cpu_name="Another CPU"), tmp_path) == ""
+    monkeypatch.setenv("LLMRUN_CPU", "zen4")
+    assert measured_variant(header, MACHINE, tmp_path) == ""
+
+
+def test_variants_are_compared_where_they_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_variants: None
+) -> None:
+    header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
+    assert uncompared_types(header, replace(MACHINE, gpus=(Gpu("CUDA0", "GPU", GIB, GIB),)), LOAD, tmp_path) == ()
+    assert uncompared_types(header, MACHINE, replace(LOAD, workers=("host:1",)), tmp_path) == ()
+    policy = DraftPolicy(header, MACHINE, LOAD, tmp_path, OFF)
+    assert policy.unmeasured is not None
+    times = (times_of(name, zen4=1.0, haswell=0.5) for name in policy.unmeasured.variant_types)
+    policy.remember(StepTables(variants=tuple(chain(*times))))
+    assert policy.comparisons.variant_types == ()
+    monkeypatch.setenv("LLMRUN_CPU", "zen4")
+    assert uncompared_types(header, MACHINE, LOAD, tmp_path / "other") == ()
+
+
+def test_a_variant_gets_into_the_load(tmp_path: Path) -> None:
+    """A draft model's, too: an engine computes with one variant."""
+    path = write(tmp_path / "tiny.gguf", tiny_model({}))
+    measured = Measured(cpu_variant="haswell")
+    plan = make_plan(read_header(path), MACHINE, LoadPreferences(), measured=measured)
+    assert plan.load(path).cpu_variant == "haswell"
+    assert "processor variant haswell" in plan.summary
+    draft, preferences = DraftFile("tiny", path), LoadPreferences()
+    _, drafts = plan_pair(read_header(path), draft, MACHINE, preferences, measured=measured, name="tiny", repository="")
+    assert drafts is not None
+    assert drafts.load.cpu_variant == "haswell"
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "entries": [{}]}'])
+def test_damaged_times_of_variants_are_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / VARIANTS_FILE).write_text(text)
+    assert fastest_variants(MACHINE, tmp_path) == {}
 
 
 # ---- allocated GPU memory that differs from the plan is said once, and is part of the next plan

@@ -72,7 +72,7 @@ def test_auto_is_off_until_step_times_are_measured(tmp_path: Path) -> None:
     new = drafting(tmp_path)
     assert new.lacks_times
     assert new.speculation() is None
-    new.remember(TIMES)
+    new.remember(StepTables(TIMES))
     for known in (new, drafting(tmp_path)):
         assert known.speculation() == Speculation(15, TIMES)
         assert not known.lacks_times
@@ -82,15 +82,15 @@ def test_auto_is_off_until_step_times_are_measured(tmp_path: Path) -> None:
     "change", [{"threads": 2}, {"kv_type_k": "q8_0"}, {"flash_attention": "off"}, {"repack": False}, {"gpu_layers": 0}]
 )
 def test_step_times_hold_for_one_way_to_load(tmp_path: Path, change: dict[str, Any]) -> None:
-    drafting(tmp_path).remember(TIMES)
+    drafting(tmp_path).remember(StepTables(TIMES))
     other = drafting(tmp_path, replace(LOAD, **change))
     assert other.times == ()
-    other.remember(TIMES[:2])
+    other.remember(StepTables(TIMES[:2]))
     assert (drafting(tmp_path).times, drafting(tmp_path, replace(LOAD, **change)).times) == (TIMES, TIMES[:2])
 
 
 def test_another_shape_has_its_own(tmp_path: Path) -> None:
-    drafting(tmp_path).remember(TIMES)
+    drafting(tmp_path).remember(StepTables(TIMES))
     assert drafting(tmp_path, block_count=3).times == ()
 
 
@@ -98,7 +98,7 @@ def test_the_measured_table_decides_for_a_mixture(tmp_path: Path) -> None:
     new = drafting(tmp_path, expert_count=8)
     assert new.lacks_times
     assert new.speculation(probes=True) is None, "a probe repeats one token, and so its experts"
-    new.remember(TIMES)
+    new.remember(StepTables(TIMES))
     assert new.speculation() == Speculation(15, TIMES)
 
 
@@ -113,7 +113,7 @@ def test_a_recurrent_model_drafts_as_many_as_it_can_take_back(tmp_path: Path) ->
     new = policy(3)
     assert new.lacks_times
     assert new.speculation(probes=True) == Speculation(3, probes=True)
-    new.remember(TIMES)
+    new.remember(StepTables(TIMES))
     assert policy(3).speculation() == Speculation(3, TIMES)
     assert policy(3, 15).speculation() == Speculation(3)
     assert policy(7).times == (), "copies of the state take time, too"
@@ -131,7 +131,7 @@ def test_a_recurrent_model_drafts_as_many_as_it_can_take_back(tmp_path: Path) ->
     ],
 )
 def test_damaged_times_are_none(tmp_path: Path, damage: Any) -> None:
-    drafting(tmp_path).remember(TIMES[:2])
+    drafting(tmp_path).remember(StepTables(TIMES[:2]))
     file = tmp_path / "state/steps.json"
     data = json.loads(file.read_text())
     damage(data["entries"][0])
@@ -143,14 +143,14 @@ def test_what_can_not_be_written_is_known_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
     new = drafting(tmp_path)
     with pytest.raises(LlmrunError):
-        new.remember(TIMES)
+        new.remember(StepTables(TIMES))
     assert new.times == TIMES
 
 
 def test_words(tmp_path: Path) -> None:
     new = drafting(tmp_path)
     assert new.words == "none, because no step times are measured here yet"
-    new.remember(TIMES)
+    new.remember(StepTables(TIMES))
     assert new.words == "as many as the measured step times say will pay"
     assert drafting(tmp_path, most=7).words == "up to 7 per step"
     assert drafting(tmp_path, most=OFF).words == "none"
@@ -192,7 +192,7 @@ def pair(folder: Path, share: int = 4) -> DraftPolicy:
 def test_a_draft_models_steps_are_guessed_by_its_size_until_they_are_measured(tmp_path: Path) -> None:
     policy = pair(tmp_path)
     assert policy.speculation() is None
-    policy.remember(TIMES)
+    policy.remember(StepTables(TIMES))
     drafted = policy.speculation()
     assert drafted is not None
     small, large = (read_header(tmp_path / f"{name}.gguf").weight_bytes for name in ("small", "large"))
@@ -200,7 +200,7 @@ def test_a_draft_models_steps_are_guessed_by_its_size_until_they_are_measured(tm
         pytest.approx([small / large] * 4)
     )
     assert policy.lacks_times, "its own are better"
-    policy.remember(TIMES, TIMES[:2])
+    policy.remember(StepTables(TIMES, TIMES[:2]))
     for known in (policy, pair(tmp_path)):
         assert known.speculation() == Speculation(15, TIMES, TIMES[:2])
         assert not known.lacks_times
@@ -224,7 +224,7 @@ def answers(policy: DraftPolicy, seconds: float, count: int, steps: int = 40) ->
 
 def test_times_are_measured_again_where_three_answers_in_turn_took_longer(tmp_path: Path) -> None:
     policy = drafting(tmp_path)
-    policy.remember(TIMES)
+    policy.remember(StepTables(TIMES))
     answers(policy, 0.016, 2)
     answers(policy, 0.012, 1)
     answers(policy, 0.016, 2)
@@ -232,14 +232,14 @@ def test_times_are_measured_again_where_three_answers_in_turn_took_longer(tmp_pa
     answers(policy, 0.016, 1)
     assert policy.lacks_times
     assert policy.speculation() == Speculation(15, TIMES), "better than nothing"
-    policy.remember(TIMES)
+    policy.remember(StepTables(TIMES))
     assert not policy.lacks_times
 
 
 def test_times_that_an_answer_undercuts_are_forgotten(tmp_path: Path) -> None:
     """They were measured beside other programs; the next `run` measures again."""
     policy = drafting(tmp_path)
-    policy.remember(TIMES)
+    policy.remember(StepTables(TIMES))
     answers(policy, 0.006, 1)
     for each in (policy, drafting(tmp_path)):
         assert each.lacks_times
@@ -252,17 +252,17 @@ def test_attention_measured_beside_other_programs_is_forgotten_too(
     tmp_path: Path, seconds: float, is_kept: bool
 ) -> None:
     policy = drafting(tmp_path)
-    policy.remember(TIMES, (), (AttentionTime(0, seconds, 2 * seconds),))
-    assert not policy.lacks_attention
+    policy.remember(StepTables(TIMES, (), (AttentionTime(0, seconds, 2 * seconds),)))
+    assert not policy.comparisons.attention
     answers(policy, 0.002, 1)
     assert policy.lacks_times
-    assert policy.lacks_attention != is_kept
+    assert policy.comparisons.attention != is_kept
 
 
 def test_short_answers_and_slow_ones_beside_others_say_nothing_about_times(tmp_path: Path) -> None:
     policy, crowd = drafting(tmp_path), drafting(tmp_path, replace(LOAD, n_seq_max=4))
     for each in (policy, crowd):
-        each.remember(TIMES)
+        each.remember(StepTables(TIMES))
     answers(policy, 0.050, 5, steps=20)
     answers(crowd, 0.050, 5)
     assert not policy.lacks_times
@@ -273,6 +273,6 @@ def test_short_answers_and_slow_ones_beside_others_say_nothing_about_times(tmp_p
 
 def test_nothing_is_no_news(tmp_path: Path) -> None:
     policy = drafting(tmp_path)
-    policy.remember(TIMES)
-    assert not policy.remember(())
+    policy.remember(StepTables(TIMES))
+    assert not policy.remember(StepTables())
     assert policy.times == TIMES

@@ -2,6 +2,7 @@
 
 `limits` measures with native/limits.cpp. `kernels` measures with ggml's own kernels on a model's number of threads: a
 processor's data sheet says little about the kernel that a type uses. `worker` is ggml's RPC server in this process.
+compare_variants() measures beside a loaded model, while nobody waits for an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from llmrun.engine.llama.devices import (
     supports_offload,
 )
 from llmrun.engine.llama.ggml import Operations
-from llmrun.engine.llama.library import cpu_variant, runnable_variants, start
+from llmrun.engine.llama.library import cpu_variant, distinct_variants, start
 from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Empty, Progress
@@ -43,6 +44,7 @@ from llmrun.protocol.jobs.machine import (
     ServedDevices,
     ServeDevices,
 )
+from llmrun.protocol.speculation import VariantTime
 
 _NUMBERS = ("int8", "half", "single")  # multiplied to measure limits
 
@@ -60,6 +62,9 @@ _KV_HEADS = 4
 _OPERATIONS = 300
 _SECONDS = 0.05  # in total, after which a measurement is not repeated
 _REPEATS = 25  # maximum, after one that warms up
+_VARIANT_ROUNDS = 3
+_VARIANT_BYTES = 32 << 20  # of the matrices for decode, so that an answer that interrupts waits for little
+_MAX_SPREAD = 1.15  # ratio of a variant's two best measurements, beyond which other programs disturbed them
 
 
 def parse_system_info(text: str) -> dict[str, tuple[str, ...]]:
@@ -90,7 +95,7 @@ def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.Can
 def run_cpu_variants(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> CpuVariants:
     """Load each variant, which takes time: build, which every plan with a GPU asks for, does without."""
     start()
-    return CpuVariants(tuple(sorted(runnable_variants(), key=lambda name: name != cpu_variant())))
+    return CpuVariants(tuple(distinct_variants()))
 
 
 def run_limits(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MeasuredLimits:
@@ -148,6 +153,43 @@ def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], fla
         prefill_attention_seconds=prefill_attention_seconds,
         types=types,
     )
+
+
+def compare_variants(types: Sequence[str], threads: int, is_interrupted: Callable[[], bool]) -> tuple[VariantTime, ...]:
+    """Measure the processor's variants in turns.
+
+    Args:
+        types: of weights, ggml's names.
+        is_interrupted: checked before each measurement, which takes a tenth of a second.
+
+    Returns:
+        The times of each type, ggml's choice first, up to the first type that was interrupted or disturbed.
+    """
+    operations = {name: Operations(threads, device) for name, device in distinct_variants().items()}
+    times: list[VariantTime] = []
+    for type_name in types:
+        rates: dict[str, list[tuple[float, float]]] = {variant: [] for variant in operations}
+        for number in range(_VARIANT_ROUNDS):
+            for variant in operations if number % 2 else reversed(operations):
+                if is_interrupted():
+                    return tuple(times)
+                rates[variant].append(_variant_rates(operations[variant], TENSOR_TYPES[type_name].number))
+        for variant, rounds in rates.items():
+            decode, prefill = (sorted(values) for values in zip(*rounds, strict=True))
+            is_disturbed = any(best > _MAX_SPREAD * second for *_, second, best in (decode, prefill))
+            if is_disturbed or not (decode[0] and prefill[0]):
+                return tuple(time for time in times if time.type != type_name)
+            times.append(VariantTime(type_name, variant, 1 / decode[-1], 1 / prefill[-1]))
+    return tuple(times)
+
+
+def _variant_rates(ggml: Operations, number: int) -> tuple[float, float]:
+    """Measure bytes/s of one token, and of one token in a prompt; zeros if the type can't be measured."""
+    for buffer in (*ggml.repacking, ggml.plain):
+        if decode := _one_token(ggml, number, buffer, _VARIANT_BYTES):
+            shape = (LONG_ROW, _rows(_SMALL, ggml.row_size(number, LONG_ROW)))
+            return decode, _PROMPT * _products(ggml, number, buffer, shape, tokens=_PROMPT)
+    return 0.0, 0.0
 
 
 def _device(command: MeasureKernels) -> int:

@@ -135,6 +135,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "ggml_backend_graph_compute": (ctypes.c_int, (_Pointer, _Pointer)),
     "ggml_backend_tensor_get": (None, (_Pointer, _Pointer, ctypes.c_size_t, ctypes.c_size_t)),
     "ggml_backend_dev_by_type": (_Pointer, (ctypes.c_int,)),
+    "ggml_backend_dev_type": (ctypes.c_int, (_Pointer,)),
     "ggml_backend_dev_init": (_Pointer, (_Pointer, ctypes.c_char_p)),
     "ggml_backend_dev_buffer_type": (_Pointer, (_Pointer,)),
     "ggml_backend_dev_supports_op": (ctypes.c_bool, (_Pointer, _Pointer)),
@@ -147,7 +148,8 @@ class Operations:
     """ggml's operations on one device. Each function above is a method, without "ggml_".
 
     Args:
-        gpu: ggml's pointer to a GPU; 0 is the processor.
+        threads: of a processor.
+        device: ggml's pointer; 0 is the processor, with the variant in use.
 
     Attributes:
         plain: the buffer type that stores matrices unchanged.
@@ -155,15 +157,15 @@ class Operations:
         is_gpu: the device is a GPU, which computes after the call has returned.
     """
 
-    def __init__(self, threads: int, gpu: int = 0) -> None:
+    def __init__(self, threads: int, device: int = 0) -> None:
         for name, (result, arguments) in _FUNCTIONS.items():
             setattr(self, name.removeprefix("ggml_"), function(name, result, *arguments))
-        self._device = gpu or self.backend_dev_by_type(CPU)
+        self._device = device or self.backend_dev_by_type(CPU)
         self._backend = self.backend_dev_init(self._device, None)
         self.plain = self.backend_dev_buffer_type(self._device)
         self.repacking: tuple[int, ...] = ()
-        self.is_gpu = bool(gpu)
-        if gpu:
+        self.is_gpu = self.backend_dev_type(self._device) != CPU
+        if self.is_gpu:
             return
         registry = self.backend_dev_backend_reg(self._device)
         address = self.backend_reg_get_proc_address(registry, b"ggml_backend_set_n_threads")

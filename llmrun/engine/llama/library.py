@@ -25,7 +25,10 @@ from llmrun.protocol.llama_folder import backend_folders, folder_of, package_fol
 VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
 _VARIANT = re.compile(r"(?:lib)?ggml-cpu-([\w.]+)\.(?:so|dll)")  # a backend is no .dylib on macOS either
+# Their kernels differ from those of skylakex and zen4 in little that a quantized model computes.
+_ALIKE = frozenset({"cannonlake", "cascadelake", "cooperlake", "icelake"})
 _REGISTRY_FUNCTION = 8  # struct ggml_backend_reg: api_version, then pointers to functions of the backend
+_MOST_VARIANTS = 4  # that are compared; others have far fewer instruction sets
 _LOG_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 # sizeof of structs passed by value, on 64-bit machines; another layout would corrupt memory silently.
 _SIZES = {"llama_model_params": 80, "llama_context_params": 160, "llama_batch": 56}
@@ -206,16 +209,43 @@ def _load_backends(library: Any) -> None:
     try:
         for backends in (folder, *backend_folders()[1:]):
             library.ggml_backend_load_all_from_path(os.fsencode(backends))
-        if variant := os.environ.get("LLMRUN_CPU"):
-            variants = cpu_variants(folder)
-            library.ggml_backend_unload(pointer(library.ggml_backend_reg_by_name(b"CPU")))
-            if variant not in variants or not library.ggml_backend_load(os.fsencode(variants[variant])):
-                raise UsageError(
-                    f"this processor can't run LLMRUN_CPU={variant}",
-                    hint=f"one of {', '.join(sorted(variants))}, or unset it",
-                )
+        variant = os.environ.get("LLMRUN_CPU")
+        if variant and not _exchange_variant(library, variant):
+            raise UsageError(
+                f"this processor can't run LLMRUN_CPU={variant}",
+                hint=f"one of {', '.join(sorted(cpu_variants(folder)))}, or unset it",
+            )
     finally:
         library.ggml_log_set(None, None)
+
+
+def _exchange_variant(library: Any, name: str) -> bool:
+    """Replace the processor's backend by another variant; return False if this processor can't run it."""
+    before = ctypes.c_void_p(library.ggml_backend_reg_by_name(b"CPU"))
+    path = cpu_variants(Path(library._name).parent).get(name)
+    if path is None or not library.ggml_backend_load(os.fsencode(path)):
+        return False
+    library.ggml_backend_unload(before)
+    return True
+
+
+def use_variant(name: str) -> None:
+    """Compute with another variant of the processor's backend from now on, unless LLMRUN_CPU has chosen one.
+
+    No model may be open: its buffers are the old variant's. A variant that this processor can't run changes nothing.
+
+    Args:
+        name: "" for the one that ggml chose at the start.
+    """
+    library, first = import_llama()._lib, _first_variant()
+    name = name or first
+    if name != cpu_variant() and not os.environ.get("LLMRUN_CPU") and _exchange_variant(library, name):
+        _choose_kernels(library)
+
+
+@functools.cache
+def _first_variant() -> str:
+    return cpu_variant()
 
 
 def cpu_variants(folder: Path) -> dict[str, Path]:
@@ -224,15 +254,35 @@ def cpu_variants(folder: Path) -> dict[str, Path]:
     return {match[1]: path for match, path in matches if match}
 
 
-def runnable_variants() -> tuple[str, ...]:
-    """Return the variants that this processor can run, by ggml's score; none where the backend is linked."""
-    if not (variant := cpu_variant()):
-        return ()
-    scores: dict[str, int] = {variant: 0}
+def runnable_variants() -> dict[str, int]:
+    """Return the variants that this processor can run, each with ggml's pointer to its device.
+
+    The one that ggml chooses comes first, then those with most instruction sets; none where the backend is linked.
+    """
+    if not (chosen := _first_variant()):
+        return {}
+    scores, libraries = dict[str, int](), dict[str, Any]()
     for name, path in cpu_variants(Path(import_llama()._lib._name).parent).items():
-        with suppress(OSError, AttributeError):
-            scores[name] = ctypes.CDLL(str(path)).ggml_backend_score()
-    return tuple(sorted((name for name in scores if scores[name] or name == variant), key=lambda name: -scores[name]))
+        with suppress(OSError, AttributeError), _small_signal_stack():
+            libraries[name] = ctypes.CDLL(str(path))
+            scores[name] = libraries[name].ggml_backend_score()
+    names = sorted((name for name in scores if scores[name]), key=lambda name: (name != chosen, -scores[name]))
+    return {name: _device_of(libraries[name]) for name in names}
+
+
+def distinct_variants() -> dict[str, int]:
+    """Return the first few of runnable_variants() that are worth a comparison with ggml's choice."""
+    devices = runnable_variants()
+    names = [name for name in devices if name == _first_variant() or name not in _ALIKE]
+    return {name: devices[name] for name in names[:_MOST_VARIANTS]}
+
+
+def _device_of(backend: Any) -> int:
+    """Return the device of the processor's backend in a library of its own."""
+    pointer = ctypes.c_void_p
+    backend.ggml_backend_init.restype = pointer
+    device = function("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t)
+    return int(device(backend.ggml_backend_init(), 0))
 
 
 def cpu_variant() -> str:

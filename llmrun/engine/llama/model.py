@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.devices import DeviceParameters, add_workers, gpus
-from llmrun.engine.llama.library import import_llama
+from llmrun.engine.llama.library import import_llama, use_variant
 from llmrun.engine.llama.vocabulary import SPACE_CHANGES, STRIPS_ACCENTS, LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
@@ -124,6 +124,7 @@ class LlamaModel:
         layer_counts: tuple[int, ...] = (),
         settings: EngineSettings = DEFAULTS,
         draft_heads: bool = False,
+        cpu_variant: str = "",
         vocabulary_only: bool = False,
     ) -> None:
         """Load the weights.
@@ -133,7 +134,7 @@ class LlamaModel:
             verbose: send llama.cpp's whole log to stderr, not only its warnings.
             repack: allow weights to be repacked for this processor's kernels.
             cpu_experts: layers whose experts stay in RAM although the rest of the layer is on a GPU.
-            workers, layer_counts: as in Load.
+            workers, layer_counts, cpu_variant: as in Load; the last one only describes.
             settings: those of DEVICE_SETTINGS.
             draft_heads: as in Load.
             vocabulary_only: load no weights; nothing can be computed then.
@@ -147,6 +148,7 @@ class LlamaModel:
         self.path, self.gpu_layers, self.flag = path, gpu_layers, flag
         self.repack, self.mmap, self.cpu_experts = repack, mmap, cpu_experts
         self.workers, self.layer_counts, self.draft_heads = workers, layer_counts, draft_heads
+        self.cpu_variant = cpu_variant
         self._devices = DeviceParameters(settings, experts_of(cpu_experts) if cpu_experts else "", layer_counts)
         self.identities: dict[str, str] = {}
         for name in _files_of(Path(path).name):
@@ -194,7 +196,11 @@ class LlamaModel:
 
     @classmethod
     def of(cls, load: Load, flag: _native.CancelFlag) -> LlamaModel:
-        """Load the weights as `load` describes; raises as the constructor."""
+        """Load the weights as `load` describes, its variant first; raises as the constructor.
+
+        No other model may be open, but one of the same variant.
+        """
+        use_variant(load.cpu_variant)
         return cls(
             load.path,
             load.gpu_layers,
@@ -207,6 +213,7 @@ class LlamaModel:
             layer_counts=load.layer_counts,
             settings=load,
             draft_heads=load.draft_heads,
+            cpu_variant=load.cpu_variant,
         )
 
     @cached_property
@@ -257,7 +264,7 @@ class LlamaModel:
 
     def is_for(self, load: Load) -> bool:
         """Return whether these weights were loaded with the same options."""
-        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts")
+        names = ("path", "gpu_layers", "repack", "mmap", "cpu_experts", "workers", "layer_counts", "cpu_variant")
         if load.draft_heads and not self.draft_heads:
             return False
         return self._devices.are_of(load) and all(getattr(self, name) == getattr(load, name) for name in names)

@@ -31,9 +31,9 @@ BUILD = JobKind("build", Empty, Empty, Build)
 
 @dataclass(frozen=True, slots=True)
 class CpuVariants:
-    """The variants of the processor's backend that this processor can run; none where the build has only one."""
+    """The variants of the processor's backend to compare; none where the build has only one."""
 
-    names: tuple[str, ...]  # the one in use first, then those with most instruction sets
+    names: tuple[str, ...]  # ggml's choice first, then those with most instruction sets
 
 
 CPU_VARIANTS = JobKind("cpu_variants", Empty, Empty, CpuVariants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,9 +16,11 @@ from llmrun.engine.llama.library import (
     _load_backends,
     cpu_variant,
     cpu_variants,
+    distinct_variants,
     folder_of,
     import_submodule,
     runnable_variants,
+    use_variant,
 )
 from llmrun.errors import UsageError
 
@@ -80,21 +83,47 @@ def test_backends_that_are_linked_are_there_already(library: Any) -> None:
 
 def test_a_linked_backend_has_no_variant() -> None:
     assert cpu_variant() == ""
-    assert runnable_variants() == ()
+    assert runnable_variants() == {}
+    use_variant("")
+    use_variant("haswell")
+    assert cpu_variant() == ""
 
 
 def test_variants_are_ordered_by_what_they_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variants for other processors have score 0; the one in use stays whatever its score."""
-    scores = {"x64": 1, "haswell": 64, "zen4": 0, "alderlake": 128}
+    """Variants for other processors have score 0."""
+    scores = {"x64": 1, "haswell": 64, "zen4": 0, "alderlake": 128, "cannonlake": 256, "skylakex": 255, "sse42": 2}
     for name in scores:
         (tmp_path / f"libggml-cpu-{name}.so").touch()
     monkeypatch.setattr(library_module, "import_llama", lambda: Mock(_lib=Mock(_name=str(tmp_path / "libllama.so"))))
-    monkeypatch.setattr(library_module, "cpu_variant", lambda: "haswell")
+    monkeypatch.setattr(library_module, "_first_variant", lambda: "haswell")
+    monkeypatch.setattr(library_module, "_device_of", lambda backend: 10 * backend.ggml_backend_score())
     score = {
         f"libggml-cpu-{name}.so": Mock(ggml_backend_score=lambda value=value: value) for name, value in scores.items()
     }
+    monkeypatch.setattr(library_module, "_small_signal_stack", nullcontext)
     monkeypatch.setattr(library_module.ctypes, "CDLL", lambda path: score[Path(path).name])
-    assert runnable_variants() == ("alderlake", "haswell", "x64")
+    assert [*runnable_variants()] == ["haswell", "cannonlake", "skylakex", "alderlake", "sse42", "x64"]
+    assert distinct_variants() == {"haswell": 640, "skylakex": 2550, "alderlake": 1280, "sse42": 20}
+
+
+def test_another_variant_is_used(library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_use = ["x64"]
+    monkeypatch.setattr(library_module, "import_llama", lambda: Mock(_lib=library))
+    monkeypatch.setattr(library_module, "cpu_variant", lambda: in_use[0])
+    monkeypatch.setattr(library_module, "_first_variant", lambda: "x64")
+    monkeypatch.setattr(library_module, "_choose_kernels", Mock())
+    for name in ("", "x64", "zen9"):  # in use, or not there
+        use_variant(name)
+    library.ggml_backend_load.assert_not_called()
+    use_variant("armv8.2_1")
+    library.ggml_backend_load.assert_called_once_with(bytes(tmp_path / "libggml-cpu-armv8.2_1.so"))
+    library.ggml_backend_unload.assert_called_once()
+    in_use[0] = "armv8.2_1"
+    use_variant("")  # back to ggml's choice
+    assert library.ggml_backend_load.call_args.args == (bytes(tmp_path / "libggml-cpu-x64.so"),)
+    monkeypatch.setenv("LLMRUN_CPU", "armv8.2_1")
+    use_variant("x64")
+    assert library.ggml_backend_load.call_count == 2
 
 
 def test_folder_of() -> None:
