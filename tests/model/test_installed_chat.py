@@ -53,21 +53,6 @@ def test_it_greets_answers_and_reuses_what_it_has_computed(chat: Terminal) -> No
     assert chat.modes() == chat.modes_before
 
 
-@pytest.mark.slow
-def test_several_answers_are_decoded_together_behind_one_prefill(llmrun: Installed) -> None:
-    chat = llmrun.terminal("chat", "smollm2", "--stats", "--top-k", "1", "--max-tokens", "30")
-    chat.wait(chat.at_prompt)
-    chat.ask("Name a river in Europe.")
-    chat.type("/retry 2")
-    chat.wait(lambda: any(line.startswith("Which answer to keep? [1/2]") for line in chat.lines))
-    assert any("1. seed " in line and "2. seed " in line for line in chat.lines), "side by side"
-    assert any(line.startswith("2 answers") and "together" in line for line in chat.lines)
-    chat.type("1")
-    chat.wait(chat.at_prompt)
-    later = summary(chat.ask("And in Asia?"))
-    assert later["reused"] > later["prefilled"], "the answer that stays is in the KV cache"
-
-
 def test_slash_commands(chat: Terminal, prompt_tokens: Callable[..., int]) -> None:
     chat.ask("Why is the sky blue?")
     assert any("/clear" in line for line in chat.ask("/?"))

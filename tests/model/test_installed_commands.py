@@ -94,15 +94,7 @@ def test_a_wrong_name_gets_a_suggestion(llmrun: Installed) -> None:
     [
         ["run"],
         ["nonsense"],
-        ["run", "smollm2", "hi", "--nonsense"],
         ["run", "smollm2", "hi", "--top-p", "7"],
-        ["run", "smollm2", "hi", "--temp", "nan"],
-        ["run", "smollm2", "hi", "--max-tokens", "0"],
-        ["run", "smollm2", "hi", "--ctx", "-5"],
-        ["run", "smollm2", "hi", "--threads", "0"],
-        ["run", "smollm2", "hi", "--logit-bias", "x"],
-        ["run", "smollm2", "hi", "--template", "/nonexistent"],
-        ["help", "nonsense"],
     ],
     ids=" ".join,
 )
@@ -117,31 +109,3 @@ def test_errors_are_json_where_the_answer_is(llmrun: Installed) -> None:
     done = llmrun.run("run", "--json", "smolm2", "hi")
     assert (done.returncode, done.stdout) == (3, b"")
     assert json.loads(done.stderr)["error"]["code"] == "model-not-found"
-
-
-WATCH = """\
-import os, sys
-
-def watch(event, arguments):
-    if event in {"socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"}:
-        with open(os.environ["SOCKETS"], "a") as file:
-            print(event, arguments, file=file)
-
-sys.addaudithook(watch)
-"""
-
-
-def test_no_network_when_the_model_is_on_this_disk(llmrun: Installed, tmp_path: Path) -> None:
-    """Every Python process of the command, the engine too, runs with an audit hook."""
-    (tmp_path / "sitecustomize.py").write_text(WATCH)
-    seen = tmp_path / "seen"
-    environment = {"PYTHONPATH": str(tmp_path), "SOCKETS": str(seen), "HF_HUB_OFFLINE": ""}
-    connect = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('127.0.0.1', 9))"
-    subprocess.run([sys.executable, "-c", connect], env=llmrun.environment(environment), check=True)
-    assert "socket.connect" in seen.read_text()  # the hook works
-
-    seen.unlink()
-    assert llmrun.answer("--max-tokens", "1", "hi", env=environment)
-    assert llmrun.run("list", env=environment).returncode == 0
-    assert llmrun.run("show", "smollm2", env=environment).returncode == 0
-    assert not seen.exists()

@@ -61,36 +61,6 @@ def test_a_shell_pipe_leaves_the_answer_only_in_the_file(llmrun: Installed, tmp_
     assert b"\x1b" not in done.stdout
 
 
-def test_no_prompt_is_a_usage_error(llmrun: Installed) -> None:
-    done = llmrun.run("run", "smollm2")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.startswith(b"error: there is no prompt")
-
-
-def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(llmrun: Installed) -> None:
-    options = ("--temp", "0", "--max-tokens", "32", *WITHOUT_END, QUESTION)
-    whole = llmrun.answer(*options)
-    stop = whole[len(whole) // 2 :][:6]  # begins and ends anywhere in a token
-    events = llmrun.events(*options, f"--stop={stop}")
-    assert text_of(events) == whole[: whole.index(stop)]
-    assert events[-1]["reason"] == "stop"
-
-
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_answer_and_another_seed_another(llmrun: Installed) -> None:
-    def tell(seed: int) -> str:
-        return llmrun.answer("--temp", "1.5", "--seed", str(seed), "--max-tokens", "48", "Tell me a story.")
-
-    first = tell(1)
-    assert tell(1) == first
-    assert tell(2) != first
-
-
-def test_without_a_seed_each_answer_draws_one_and_names_it(llmrun: Installed) -> None:
-    seeds = {llmrun.events("--max-tokens", "1", "hi")[0]["seed"] for _ in range(2)}
-    assert len(seeds) == 2
-
-
 def test_system_prompt_template_and_raw_change_the_prompt(llmrun: Installed) -> None:
     def prompt_tokens(*options: str) -> int:
         return int(llmrun.events(*options, "--temp", "0", "--max-tokens", "1", "hi")[0]["prompt_tokens"])
@@ -144,18 +114,6 @@ def test_bytes_that_are_no_text_are_answered(llmrun: Installed) -> None:
     assert llmrun.events("--max-tokens", "1", "-", stdin=b"\xff\xfe\x80 hi")[-1]["event"] == "Finished"
 
 
-def test_a_pipe_gets_no_colour_even_when_it_is_forced(llmrun: Installed) -> None:
-    assert "\x1b" not in llmrun.answer("--temp", "0", "--max-tokens", "2", "hi", env={"FORCE_COLOR": "1"})
-
-
-def test_a_full_window_ends_the_answer_with_length(llmrun: Installed) -> None:
-    events = llmrun.events("--raw", "--temp", "0", "--ctx", "256", *WITHOUT_END, "-", stdin="one two " * 118)
-    finished = events[-1]
-    assert finished["reason"] == "length"
-    assert finished["stats"]["n_ctx"] == 256
-    assert finished["stats"]["context_used"] == 256
-
-
 def test_a_prompt_beyond_the_window_is_a_usage_error(llmrun: Installed) -> None:
     done = llmrun.run("run", "smollm2", "--ctx", "256", stdin="word " * 400)
     assert (done.returncode, done.stdout) == (2, b"")
@@ -170,14 +128,6 @@ def test_on_a_terminal_it_streams_and_sums_up(llmrun: Installed) -> None:
     assert re.findall(r"\w+", " ".join(answer)) == re.findall(r"\w+", llmrun.answer(*options))
     assert re.fullmatch(r"[\d.,]+ tokens/s · TTFT .* · ctx \d+/8,192 · stopped: max tokens reached", summary)
     assert terminal.modes() == terminal.modes_before
-
-
-@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
-def test_a_terminal_without_colour(llmrun: Installed, environment: dict[str, str]) -> None:
-    terminal = llmrun.terminal("run", "smollm2", "--temp", "0", "--max-tokens", "8", QUESTION, env=environment)
-    assert terminal.end() == 0
-    forbidden = b"\x1b" if "TERM" in environment else b"\x1b[2m"
-    assert forbidden not in terminal.raw
 
 
 def test_the_front_keeps_nothing_running(llmrun: Installed) -> None:
@@ -214,16 +164,3 @@ def test_log_probabilities_of_each_token_are_told_and_add_up(llmrun: Installed) 
         first, second = entry["top_logprobs"]
         assert first["logprob"] >= second["logprob"]
         assert (first["token"], first["logprob"]) == (entry["token"], entry["logprob"]), "greedy takes the likeliest"
-
-
-def test_log_probabilities_of_several_answers_are_in_their_list(llmrun: Installed) -> None:
-    options = ("-N", "2", "--logprobs", "0", "--json", "--max-tokens", "4", "--seed", "1")
-    for answer in json.loads(llmrun.answer(*options, QUESTION)):
-        assert "".join(entry["token"] for entry in answer["logprobs"]["content"]) == answer["text"]
-
-
-def test_on_a_terminal_the_answer_is_shaded_and_the_colours_are_explained(llmrun: Installed) -> None:
-    terminal = llmrun.terminal("run", "smollm2", "--temp", "0", "--max-tokens", "6", "--logprobs", "2", QUESTION)
-    assert terminal.end() == 0
-    assert any(line.startswith("Colours show the probability") for line in terminal.lines)
-    assert any("LIKELIEST AT ITS PLACE" in line for line in terminal.lines)

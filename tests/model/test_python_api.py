@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
 from pathlib import Path
 
 import psutil
 import pytest
 from support.installed import SECONDS, eventually, gone
 from support.plain_llama import assert_greedy, smollm2_prompt
-from support.python_misuse import MISUSES
 
 import llmrun
 from llmrun.errors import CutOffError, EngineCrashedError, ModelNotFoundError, UsageError
@@ -67,21 +64,9 @@ def test_plain_values(model: llmrun.Model, model_path: Path) -> None:
     assert model.tokenize("<|im_end|>", special=True) == [2]
 
 
-def test_threads_share_a_model(model: llmrun.Model) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        texts = list(pool.map(lambda _: model.chat(ASKED.content, temperature=0, max_tokens=8).text, range(3)))
-    assert all(texts)
-
-
 def test_generate_continues_a_text(model: llmrun.Model, model_path: Path) -> None:
     text = text_of(model.generate("One, two, three, four,", sampling=GREEDY, limits=SHORT).events())
     assert_greedy(model_path, ("One, two, three, four,", text))
-
-
-def test_a_model_can_be_loaded_by_path(model_path: Path) -> None:
-    with llmrun.load(str(model_path), n_ctx=512, threads=1) as model:
-        assert model.loaded.n_ctx == 512
-        assert model.chat([ASKED], sampling=GREEDY, limits=SHORT).text
 
 
 def test_cancel_ends_the_answer(model: llmrun.Model, model_path: Path) -> None:
@@ -103,16 +88,6 @@ def test_an_answer_given_up_halfway_does_not_leak_into_the_next(model: llmrun.Mo
     assert_answers(model, model_path, LONG)
 
 
-def test_two_open_answers_both_go_on(model: llmrun.Model) -> None:
-    questions = [[ASKED], [llmrun.Message("user", "Count to five.")]]
-    answers = [model.chat(question, sampling=GREEDY, limits=SHORT).events() for question in questions]
-    for events in zip(*zip_longest(*answers), strict=True):
-        there = [event for event in events if event is not None]
-        assert isinstance(there[0], llmrun.Started)
-        assert isinstance(there[-1], llmrun.Finished)
-        assert text_of(there)
-
-
 def test_close_ends_the_engine(pulled: None) -> None:
     before = {process.pid for process in engine_processes()}
     model = llmrun.load("smollm2", pull=False)
@@ -130,34 +105,6 @@ def test_models_that_are_dropped_end_their_engines(pulled: None) -> None:
         assert len(engine_processes()) == before + 1, "the one before has ended"
     del model
     assert len(engine_processes()) == before
-
-
-def test_a_closed_model_says_so_and_starts_nothing(pulled: None) -> None:
-    before = len(engine_processes())
-    with llmrun.load("smollm2", n_ctx=512, pull=False) as model:
-        unread = model.chat(ASKED.content)
-    for call in (
-        lambda: unread.text,
-        lambda: model.chat("hi"),
-        lambda: model.embed("hi"),
-        lambda: model.tokenize("hi"),
-    ):
-        with pytest.raises(UsageError, match="the model is closed"):
-            call()
-    assert len(engine_processes()) == before
-
-
-@pytest.mark.slow
-def test_wrong_arguments_are_named_and_the_next_call_is_answered(model: llmrun.Model) -> None:
-    engine = model.generate("One, two", max_tokens=2).text and model.last_answer()[0].pid
-    for misuse in MISUSES:
-        with pytest.raises(UsageError) as caught:
-            misuse.call(model)
-        said = f"{caught.value} {caught.value.hint}"
-        assert all(word in said for word in misuse.words), said
-        assert "--" not in said
-        assert model.generate("One, two", max_tokens=1).stats.completion_tokens == 1
-    assert model.last_answer()[0].pid == engine
 
 
 def test_errors_of_the_engine_name_arguments(pulled: None) -> None:

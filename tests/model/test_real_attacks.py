@@ -7,7 +7,6 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -57,19 +56,6 @@ def status_of(server: RealServer, path: str, body: Any = None) -> int:
         answer = connection.getresponse()
         answer.read()
         return answer.status
-
-
-def test_the_second_ctrl_c_ends_running_streams_at_once(command: str, pulled: None, tmp_path: Path) -> None:
-    server = RealServer(command, tmp_path, "--grace", "forever")
-    engine = engine_of(server.process.pid)
-    with stream(server, "/v1/chat/completions") as first, stream(server, "/v1/messages") as second:
-        server.process.send_signal(signal.SIGINT)
-        assert eventually(lambda: status_of(server, "/health") == 503, SECONDS)
-        assert first.readline() is not None, "it goes on"
-        assert server.end(signal.SIGINT) == -signal.SIGINT
-        assert all(b"shutting-down" in answer.read() for answer in (first, second))
-    assert eventually(lambda: gone(engine), SECONDS)
-    assert "Traceback" not in server.log.read_text()
 
 
 def test_every_stream_hears_that_the_engine_died(server: RealServer) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import sqlite3
 from typing import Any
 
 import psutil
@@ -79,24 +78,11 @@ def test_every_format_parses_and_is_kept(llmrun: Installed) -> None:
         if kind == "csv":
             (found,) = csv.DictReader(text.splitlines())
             assert found["n_prompt"] == "16"
-        elif kind == "sql":
-            database = sqlite3.connect(":memory:")
-            database.executescript(text)
-            names = [name for (name,) in database.execute("SELECT name FROM sqlite_master")]
-            assert any("bench" in name for name in names)
         elif kind in ("json", "jsonl"):
             found = json.loads(text)
             assert (found[0] if kind == "json" else found)["n_prompt"] == 16
         else:
             assert "pp16" in text
-
-
-def test_the_same_result_does_not_differ_from_itself(llmrun: Installed) -> None:
-    assert llmrun.run("bench", "smollm2", "-p", "16", "-n", "8", "-r", "3").returncode == 0
-    done = llmrun.run("bench", "--compare", "1", "last", "--json")
-    assert done.returncode == 0
-    for row in json.loads(done.stdout)["rows"]:
-        assert row["ratio"] == pytest.approx(1)
 
 
 def test_a_depth_slows_decode_down_and_is_outside_the_clock(llmrun: Installed) -> None:
@@ -125,31 +111,6 @@ def test_ctrl_c_ends_at_once_with_what_was_measured(llmrun: Installed) -> None:
     assert len(rows[0]["samples_ns"]) == 50
     assert all(len(row["samples_ns"]) < 50 for row in rows[1:])
     assert eventually(lambda: all(gone(engine) for engine in engines), SECONDS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (("-p", "0", "-n", "0"), 2, b"0 tokens in all"),
-        (("-p", "1000000000"), 2, b"pp1000000000"),
-        (("-t", "100000"), 2, b"-t 100000"),
-        (("-d", "16000000"), 6, b"does not fit into memory"),
-        (("-ctk", "q3_k"), 2, b"-ctk q3_k"),
-    ],
-)
-def test_the_impossible_is_refused_before_anything_runs(
-    llmrun: Installed, arguments: tuple[str, ...], status: int, words: bytes
-) -> None:
-    done = llmrun.run("bench", "smollm2", *arguments)
-    assert (done.returncode, done.stdout) == (status, b"")
-    assert words in done.stderr
-
-
-def test_two_models_take_turns(llmrun: Installed, model_path: Any) -> None:
-    done = llmrun.run("bench", "smollm2", str(model_path), "-p", "8", "-n", "0", "-r", "3", "--no-save", "-o", "json")
-    rows = json.loads(done.stdout)
-    assert [row["model"] for row in rows] == ["smollm2", model_path.stem]
-    assert all(len(row["samples_ns"]) == 3 for row in rows)
 
 
 @pytest.mark.slow

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import openai
 import psutil
 import pytest
 from support.installed import SECONDS, engine_of, eventually, gone
 from support.real_server import RealServer, environment
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"river": {"type": "string", "maxLength": 40}, "length": {"type": "integer", "minimum": 0}},
-    "required": ["river", "length"],
-    "additionalProperties": False,
-}
 
 
 @pytest.fixture(scope="module")
@@ -46,20 +37,6 @@ def test_an_answer_is_the_same_at_once_and_as_a_stream(client: openai.OpenAI) ->
     assert stream[-1].usage.prompt_tokens_details.cached_tokens > 0
 
 
-def test_text_completions_and_their_limit(client: openai.OpenAI) -> None:
-    answer = client.completions.create(model="smollm2", prompt="One, two, three,", max_tokens=4, temperature=0)
-    assert answer.choices[0].finish_reason == "length"
-    assert answer.usage.completion_tokens == 4
-
-
-def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
-    asked = {"model": "smollm2", "messages": question("Say anything."), "max_tokens": 12, "seed": 7, "n": 2}
-    first, second = (client.chat.completions.create(**asked) for _ in range(2))
-    assert len({choice.message.content for choice in first.choices}) == 2
-    assert first.choices[0].message.content
-    assert second.usage.completion_tokens > 0
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness of threads")
 def test_the_engine_computes_before_what_it_computed_is_sent(server: RealServer, client: openai.OpenAI) -> None:
     client.completions.create(model="smollm2", prompt="One, two,", max_tokens=1)
@@ -67,24 +44,6 @@ def test_the_engine_computes_before_what_it_computed_is_sent(server: RealServer,
     computing = min(os.getpriority(os.PRIO_PROCESS, thread.id) for thread in engine.threads())
     assert computing == psutil.Process().nice()
     assert psutil.Process(server.process.pid).nice() == max(10, computing)
-
-
-def test_a_schema_is_kept(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model="smollm2",
-        messages=question("Name a river and its length in km."),
-        max_tokens=80,
-        response_format={"type": "json_schema", "json_schema": {"name": "river", "schema": SCHEMA, "strict": True}},
-    )
-    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
-
-
-def test_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
-    asked = {"model": "smollm2", "prompt": "A B C D E F", "max_tokens": 30, "temperature": 0}
-    whole = client.completions.create(**asked).choices[0].text
-    stop = whole.strip()[3:5]
-    cut = client.completions.create(**asked, stop=[stop]).choices[0]
-    assert (cut.text, cut.finish_reason) == (whole[: whole.index(stop)], "stop")
 
 
 def test_what_can_not_be_asked_is_an_error_of_its_class(client: openai.OpenAI) -> None:
@@ -95,25 +54,6 @@ def test_what_can_not_be_asked_is_an_error_of_its_class(client: openai.OpenAI) -
     with pytest.raises(openai.BadRequestError) as long:
         client.chat.completions.create(model="smollm2", messages=question("word " * 20_000), stream=True)
     assert (missing.value.code, long.value.code) == ("model_not_found", "context_length_exceeded")
-
-
-def test_eight_at_once_are_all_answered(server: RealServer) -> None:
-    async def ask_all() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", timeout=SECONDS) as client:
-            asked = (
-                client.chat.completions.create(
-                    model="smollm2", messages=question(f"Count from {number}."), max_tokens=16
-                )
-                for number in range(8)
-            )
-            return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
-
-    assert all(asyncio.run(ask_all()))
-
-
-def test_models_are_listed(client: openai.OpenAI) -> None:
-    assert "smollm2" in [model.id for model in client.models.list()]
-    assert client.models.retrieve("smollm2").owned_by == "llmrun"
 
 
 def test_an_engine_that_is_killed_ends_the_answer_and_another_one_takes_over(

@@ -48,16 +48,6 @@ def test_ctrl_c_changes_nothing(llmrun: Installed, tuned_file: Path) -> None:
     assert not tuned_file.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [(("--seconds", "1"), b"invalid --seconds 1"), (("--depth", "100000"), b"invalid --depth 100000")],
-)
-def test_what_makes_no_sense_is_refused_at_once(llmrun: Installed, arguments: tuple[str, ...], expected: bytes) -> None:
-    done = llmrun.run("tune", "smollm2", *arguments)
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert expected in done.stderr
-
-
 def test_what_was_found_is_used(llmrun: Installed, tuned_file: Path, model_path: Path) -> None:
     header, hardware = read_header(model_path), probe()
     default = TunableSettings(threads=hardware.usable_cores, threads_batch=hardware.usable_cores)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -58,26 +57,6 @@ def test_a_named_chat_and_a_private_one(llmrun: Installed) -> None:
     )
 
 
-@pytest.mark.slow
-def test_undo_retry_edit_and_branches(llmrun: Installed, model_path: Path, tmp_path: Path) -> None:
-    chat = opened(llmrun)
-    chat.ask("Name a river")
-    chat.ask("Name another")
-    assert any("Name another" in line for line in chat.ask("/undo"))
-    chat.ask("/retry")
-    retried = chat.exported(tmp_path)
-    chat.ask("/branch new side")
-    chat.ask("/edit Name a mountain")
-    assert any("Name a mountain" in line for line in chat.ask("/branch"))
-    chat.ask("/branch main")
-    exported = Path(llmrun.environment()["LLMRUN_HOME"]) / "chat.json"
-    chat.ask(f"/export {exported}")
-    left(chat)
-    assert {"main", "side"} <= set(json.loads(exported.read_text())["branches"])
-    asked, answer = retried
-    assert_greedy(model_path, (smollm2_prompt(asked), ""), (smollm2_prompt(asked), answer), ends=False)
-
-
 def test_context_why_stats_and_values(llmrun: Installed) -> None:
     chat = opened(llmrun)
     used = summary(chat.ask("Name a river"))["used"]
@@ -92,16 +71,6 @@ def test_context_why_stats_and_values(llmrun: Installed) -> None:
     assert any("invalid" in line for line in chat.ask("/set top-k -2"))
     assert any("there is no sampling parameter" in line for line in chat.ask("/set nonsense 1"))
     assert any("architecture" in line and "llama" in line for line in chat.ask("/show"))
-    left(chat)
-
-
-@pytest.mark.slow
-def test_the_oldest_turn_leaves_and_a_line_says_so(llmrun: Installed) -> None:
-    chat = llmrun.terminal(*GREEDY, "--ctx", "256", "--overflow", "roll")
-    chat.wait(chat.at_prompt)
-    for number in range(4):
-        lines = chat.ask(f"Tell me about the number {number}, please" + ", and take your time" * 6)
-    assert any("left the context window" in line and "tokens" in line for line in lines), lines
     left(chat)
 
 
@@ -139,20 +108,6 @@ def test_a_message_that_does_not_fit_is_not_sent(llmrun: Installed) -> None:
     chat.wait(lambda: chat.at_prompt() and any("does not fit" in line for line in chat.lines))
     assert summary(chat.ask("Hello"))["used"] < 100
     left(chat)
-
-
-@pytest.mark.parametrize(
-    "env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0"}], ids=str
-)
-def test_poor_terminals(llmrun: Installed, env: dict[str, str]) -> None:
-    chat = llmrun.terminal(*GREEDY, env=env)
-    chat.wait(lambda: b">>>" in chat.raw)
-    chat.type("Name a river")
-    chat.wait(lambda: b"decode" in chat.raw and (chat.at_prompt() or chat.raw.endswith(b">>> ")))
-    chat.press("d")
-    assert chat.end() == 0
-    if "LANG" not in env:
-        assert not re.search(rb"\x1b\[(\d+;)*3[0-7]m", chat.raw), "no colour"
 
 
 def test_a_file_goes_along(llmrun: Installed, tmp_path: Path) -> None:

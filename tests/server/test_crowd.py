@@ -56,11 +56,3 @@ def test_everybody_is_answered_and_nothing_is_left(tmp_path: Path) -> None:
         assert f'num_requests_waiting{{model_name="{server.model}"}} 0' in metrics
         assert server.post(CHAT, {"messages": [{"role": "user", "content": "The last"}]}).status == 200
         assert server.engines <= 5
-
-
-def test_idle_connections_keep_nobody_waiting(tmp_path: Path) -> None:
-    with LiveServer(tmp_path) as server:
-        idle = [server.connect() for _ in range(300)]
-        assert server.post(CHAT).status == 200
-        for connection in idle:
-            connection.close()
