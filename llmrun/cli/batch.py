@@ -19,15 +19,19 @@ from llmrun.batch.run import BatchProgress, Ledger
 from llmrun.cli.loading import find_model
 from llmrun.cli.options import (
     AnswerOptions,
+    AtOption,
     JsonOption,
+    KeyFileOption,
     LoadingOptions,
     ModelArgument,
     answer_options,
     loading,
+    refuse_with_remote,
+    remote_server,
     some_of,
     with_options,
 )
-from llmrun.cli.remote import ANY_MODEL, AtOption, KeyFileOption, refuse_with_remote, remote_server, served_model
+from llmrun.cli.remote import ANY_MODEL, served_model
 from llmrun.cli.run import RawOption
 from llmrun.cli.sampling import PRESET_ORIGINS, SAMPLING_OPTIONS
 from llmrun.errors import RowsFailedError, UsageError, require_within

@@ -23,17 +23,20 @@ from llmrun.cli.completion import BENCH_ACTIONS, complete_bench
 from llmrun.cli.defaults import with_preset
 from llmrun.cli.loading import fetch, find_draft, find_model
 from llmrun.cli.options import (
+    AtOption,
     DraftOption,
+    KeyFileOption,
     LoraOption,
     RpcOption,
     YesOption,
     adapters_of,
     engine_option,
     option_table,
+    remote_server,
     with_options,
     workers_of,
 )
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server, served_model
+from llmrun.cli.remote import served_model
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.reader import read_header

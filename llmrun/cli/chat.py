@@ -25,15 +25,18 @@ from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import (
     AnswerOptions,
+    AtOption,
+    KeyFileOption,
     LoadingOptions,
     PresetOption,
     StatsOption,
     answer_options,
     loading,
+    refuse_with_remote,
+    remote_server,
     with_options,
 )
 from llmrun.cli.options import loading as load_options
-from llmrun.cli.remote import AtOption, KeyFileOption, refuse_with_remote, remote_server
 from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.cli.sessions import complete_session
 from llmrun.cli.slash import BY_NAME, REMEMBERED, completions

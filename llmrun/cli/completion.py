@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
 import typer
 
+from llmrun.config import config_file, load_settings, model_aliases, read_toml
 from llmrun.errors import LlmrunError
 from llmrun.ui.terminal.sanitize import clean
 
@@ -55,7 +56,6 @@ def complete_bench(context: typer.Context, incomplete: str) -> list[str]:
 def complete_result(incomplete: str) -> list[tuple[str, str]]:
     """Complete numbers of the bench history, with a description each."""
     from llmrun.bench.history import History
-    from llmrun.config import load_settings
 
     try:
         with History(load_settings()) as history:
@@ -67,7 +67,6 @@ def complete_result(incomplete: str) -> list[tuple[str, str]]:
 
 def complete_servers(incomplete: str) -> list[str]:
     """Complete addresses of the servers on this machine."""
-    from llmrun.config import load_settings
     from llmrun.server.registry import running_servers
 
     head = os.environ.get(_HEAD, "")
@@ -77,8 +76,6 @@ def complete_servers(incomplete: str) -> list[str]:
 
 def complete_preset(incomplete: str) -> list[str]:
     """Complete names of presets of the settings."""
-    from llmrun.config import config_file, read_toml
-
     try:
         presets = read_toml(config_file().read_text(encoding="utf-8")).get("presets", {})
     except (OSError, ValueError):
@@ -134,7 +131,6 @@ def fix_words(environment: MutableMapping[str, str]) -> None:
 
 
 def _on_disk(*, ours_only: bool) -> list[str]:
-    from llmrun.config import load_settings
     from llmrun.models.store.store import all_models
 
     try:
@@ -144,7 +140,6 @@ def _on_disk(*, ours_only: bool) -> list[str]:
 
 
 def _in_catalogue(wanted: str) -> list[str]:
-    from llmrun.config import model_aliases
     from llmrun.models.registry import load_catalogue
 
     try:

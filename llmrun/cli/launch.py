@@ -22,8 +22,14 @@ from llmrun.cli.background import start_server
 from llmrun.cli.command import Command
 from llmrun.cli.completion import complete_model, complete_words
 from llmrun.cli.loading import find_model
-from llmrun.cli.options import CtxOption, JsonOption, YesOption
-from llmrun.cli.remote import AtOption, KeyFileOption, remote_server
+from llmrun.cli.options import (
+    AtOption,
+    CtxOption,
+    JsonOption,
+    KeyFileOption,
+    YesOption,
+    remote_server,
+)
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, NetworkError, UsageError, did_you_mean
 from llmrun.gguf.pooling import makes_embeddings

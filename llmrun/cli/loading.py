@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.cli.defaults import remember_model
 from llmrun.cli.options import LoadingOptions
-from llmrun.cli.remote import open_at
 from llmrun.config import Settings, load_settings
 from llmrun.errors import UsageError
 from llmrun.gguf.pooling import refuse_answers
@@ -59,6 +58,8 @@ def open_chat_model(
     """
     if loading.server is None:
         return open_model(output, name, loading, modalities=modalities, **here)
+    from llmrun.cli.remote import open_at  # most models are of this machine
+
     return open_at(output, loading.server, name, request, flags, modalities=modalities)
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from llmrun.cli.completion import complete_model, complete_preset, complete_words
+from llmrun.cli.completion import complete_model, complete_preset, complete_servers, complete_words
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.planning.memory import KV_BYTES
@@ -403,6 +404,86 @@ class LoadingOptions:
     @property
     def most_drafted(self) -> int:
         return AUTO if self.speculate is None else self.speculate
+
+
+AtOption = Annotated[
+    str | None,
+    typer.Option(
+        "--at",
+        metavar="URL",
+        help="Use this OpenAI-compatible server instead of an engine on this machine; ollama is that of "
+        "$OLLAMA_HOST. Default: $LLMRUN_SERVER.",
+        autocompletion=complete_servers,
+        rich_help_panel="Remote server",
+    ),
+]
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        metavar="FILE",
+        help="File with the server's API key. Default: $LLMRUN_SERVER_KEY or $LLMRUN_SERVER_KEY_FILE.",
+        rich_help_panel="Remote server",
+    ),
+]
+
+
+def remote_server(at: str | None, key_file: Path | None) -> Server | None:
+    """Return the server of --at or LLMRUN_SERVER; None if the engine is here.
+
+    Raises:
+        UsageError: the address or the key is invalid, or there is a key without a server.
+    """
+    address = at if at is not None else os.environ.get("LLMRUN_SERVER", "")
+    if address.strip():
+        from llmrun.remote.server import ollama_address, read_server  # most starts name none
+
+        if address.strip().lower() == "ollama":
+            address = ollama_address(os.environ)
+        server = read_server(address, os.environ, key_file)
+        return server if at is not None else replace(server, named_by="LLMRUN_SERVER")
+    if at is not None:
+        raise UsageError("invalid --at: it is empty", hint="e.g. --at http://127.0.0.1:8080")
+    if key_file is not None:
+        raise UsageError("--key-file needs --at", hint="e.g. --at https://example.org --key-file key.txt")
+    return None
+
+
+_LOADS = "the server has loaded its model already"
+_KEEPS = "a server does not give access to its logits and KV cache"
+_KEPT = frozenset({"--beams", "--record", "--prompt-cache"})
+
+
+def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {}) -> None:
+    """Raise for options that need an engine on this machine, if a server is given.
+
+    Args:
+        others: flag outside LoadingOptions -> whether it was given.
+
+    Raises:
+        UsageError: such an option is given.
+    """
+    if loading.server is None:
+        return
+    preferences, unset = loading.preferences, LoadPreferences()
+    loads = {
+        "--ctx": preferences.n_ctx is not None,
+        **{SETTINGS[name].option: getattr(preferences, name) != getattr(unset, name) for name in LOAD_OPTIONS},
+        "--speculate": loading.speculate is not None,
+        "--draft": loading.draft is not None,
+        "--mmproj": loading.projector is not None,
+        "--lora": bool(loading.adapters),
+        "--rpc": bool(preferences.workers),
+        "--verbose": loading.verbose,
+    }
+    kept = {flag: is_given for flag, is_given in others.items() if flag in _KEPT}
+    flag = next((flag for flag, is_given in {**loads, **kept}.items() if is_given), None)
+    if flag is not None:
+        why = _LOADS if flag in loads else _KEEPS
+        server = loading.server.named_by
+        away = "leave out --at" if server == "--at" else f"unset {server}"
+        hint = f"leave out {flag}; for a model of this machine, {away}"
+        raise UsageError(f"{server} and {flag} can't be used together", why=why, hint=hint)
 
 
 @with_options(engine=engine_options(*LOAD_OPTIONS))

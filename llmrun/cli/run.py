@@ -26,21 +26,25 @@ from llmrun.cli.docs import DocsOptions, documents, open_documents, show_found
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import (
     AnswerOptions,
+    AtOption,
+    KeyFileOption,
     LoadingOptions,
     PresetOption,
     StatsOption,
     answer_options,
     check_output_file,
     loading,
+    refuse_with_remote,
+    remote_server,
     with_options,
 )
-from llmrun.cli.remote import AtOption, KeyFileOption, refuse_with_remote, remote_server
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_rows
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
 from llmrun.model.loading import ExpectedUse
 from llmrun.protocol.jobs.beams import BeamSettings
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
+from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.storage import decode_text
 from llmrun.ui.answer.view import DisplayOptions
@@ -144,8 +148,7 @@ def run(
     _check(output, model, answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
-    if answer.attached is not None:
-        refuse_file_names(prompt or [])
+    _refuse_file_names(answer, prompt or [])
     if beams is not None:
         refuse_with_beams(answer.request, loading, flags, others)
     _check_prefill(answer, raw=raw, has_beams=beams is not None)
@@ -167,9 +170,7 @@ def run(
     ) as loaded:
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
-            from llmrun.ui.views.chat import show_sampling  # most answers need no table
-
-            show_sampling(output, sampling_rows(sampling, origins))
+            _explain_sampling(output, sampling, origins)
         request = replace(
             as_request(output, loaded, text, answer, raw=raw),
             sampling=sampling,
@@ -232,6 +233,12 @@ def _check_prefill(answer: AnswerOptions, *, raw: bool, has_beams: bool) -> None
     if answer.request.begins and (raw or has_beams):
         other = "--raw" if raw else "--beams"
         raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
+
+
+def _explain_sampling(output: Output, sampling: SamplingParams, origins: Mapping[str, str]) -> None:
+    from llmrun.ui.views.chat import show_sampling  # most answers need no table
+
+    show_sampling(output, sampling_rows(sampling, origins))
 
 
 def _with_files(output: Output, text: str, answer: AnswerOptions, docs: DocsOptions, loading: LoadingOptions) -> str:
@@ -314,12 +321,14 @@ def _note_limit(output: Output, request: AnswerRequest, finished: Finished) -> N
         output.note(f"the answer is cut off: {why}")
 
 
-def refuse_file_names(words: list[str]) -> None:
+def _refuse_file_names(answer: AnswerOptions, words: list[str]) -> None:
     """Raise if the shell has expanded a pattern: one file for -f, and the others as the prompt.
 
     Raises:
         UsageError: a word of the prompt is a file.
     """
+    if answer.attached is None:
+        return
     names = [word for word in words if not word.isspace() and " " not in word and os.path.isfile(word)]  # noqa: PTH113
     if names:
         suffixes = {os.path.splitext(name)[1] for name in names}  # noqa: PTH122

@@ -15,8 +15,7 @@ from support.gguf_writer import tiny_model, write
 from llmrun.cli import habits
 from llmrun.cli.app import call
 from llmrun.cli.commands import ALIASES, COMMANDS
-from llmrun.cli.options import answer_options
-from llmrun.cli.remote import remote_server
+from llmrun.cli.options import answer_options, remote_server
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.models.registry import load_catalogue, resolve
