@@ -10,11 +10,10 @@ phase takes at least the longer one of reading and multiplying: the phases' sum 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmrun.bench.results import Limit
-from llmrun.gguf.header import Header
-from llmrun.planning.predict import Work, work_of
+from llmrun.planning.predict import Work
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.machine import MeasuredLimits, MeasureLimits
 from llmrun.protocol.settings import EngineSettings
@@ -33,7 +32,7 @@ class Phase:
     tokens: int  # their number
     weight_bytes: float  # weights read
     kv_bytes: float  # keys and values read
-    products: Mapping[str, float]  # kind of multiply_add_rate() -> multiply-adds
+    products: Mapping[str, float]  # "int8", "half" or "single" -> multiply-adds
     working_set: float  # bytes read again for each token, or for each micro-batch
 
     @property
@@ -51,48 +50,26 @@ class Phase:
         return sum(count / rates[kind] for kind, count in self.products.items() if rates[kind])
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCost:
-    """The cost of the tokens of a model."""
+def phases(work: Work, test: BenchTest, settings: EngineSettings) -> tuple[Phase, ...]:
+    """Return the phases of a test of a model: a micro-batch of its prompt reads weights and KV cache once."""
+    prompt = _phase(work, test.n_prompt, work.prefill_weights, test.n_depth + test.n_prompt / 2, settings)
+    answer = _phase(work, test.n_gen, work.decode_weights, test.n_depth + test.n_prompt + test.n_gen / 2, settings)
+    micro_batch = max(min(settings.n_ubatch, settings.n_batch, test.n_prompt), 1)
+    prompt = replace(prompt, weight_bytes=prompt.weight_bytes / micro_batch, kv_bytes=prompt.kv_bytes / micro_batch)
+    return tuple(phase for phase in (prompt, answer) if phase.tokens)
 
-    work: Work  # of the file's tensor table
-    bytes_of: Mapping[str, float]  # type -> bytes of a weight
 
-    @classmethod
-    def of(cls, header: Header) -> TokenCost:
-        """Return the costs of a model."""
-        return cls(work_of(header), {share.type: share.bits_per_weight / 8 for share in header.type_shares})
+def _phase(work: Work, tokens: int, multiplied: Mapping[str, float], depth: float, settings: EngineSettings) -> Phase:
+    """Return the phase of tokens that each read all weights and the KV cache of a mean depth.
 
-    def phases(self, test: BenchTest, settings: EngineSettings) -> tuple[Phase, ...]:
-        """Return the phases of a test."""
-        phases = []
-        if test.n_prompt:
-            phases.append(self._prompt(test, settings))
-        if test.n_gen:
-            phases.append(self._answer(test, settings))
-        return tuple(phases)
-
-    def _prompt(self, test: BenchTest, settings: EngineSettings) -> Phase:
-        """Return the prompt's cost: a micro-batch reads weights and KV cache once; only the last token has logits."""
-        micro_batch = min(settings.n_ubatch, settings.n_batch, test.n_prompt)
-        middle = test.n_depth + test.n_prompt / 2
-        products = _products(self.work.prefill_weights)
-        self._add_attention(products, middle)
-        weights = sum(self.work.decode_bytes.values())
-        kv = self.work.kv_read(middle) * settings.kv_element_bytes
-        return Phase(test.n_prompt, weights / micro_batch, kv / micro_batch, products, weights + kv)
-
-    def _answer(self, test: BenchTest, settings: EngineSettings) -> Phase:
-        middle = test.n_depth + test.n_prompt + test.n_gen / 2
-        read = self.work.decode_bytes
-        products = _products({type_name: n_bytes / self.bytes_of[type_name] for type_name, n_bytes in read.items()})
-        self._add_attention(products, middle)
-        weights, kv = sum(read.values()), self.work.kv_read(middle) * settings.kv_element_bytes
-        return Phase(test.n_gen, weights, kv, products, weights + kv)
-
-    def _add_attention(self, products: dict[str, float], depth: float) -> None:
-        """Add the products of a head's queries with keys, and of weights with values."""
-        products["half"] += 2 * self.work.attention_reads(depth) * self.work.head_length
+    Args:
+        multiplied: type -> weights that multiply a token.
+    """
+    products = _products(multiplied)
+    # Of a head's queries with keys, and of attention's weights with values.
+    products["half"] += 2 * work.attention_reads(depth) * work.head_length
+    weights, kv = sum(work.decode_bytes.values()), work.kv_read(depth) * settings.kv_element_bytes
+    return Phase(tokens, weights, kv, products, weights + kv)
 
 
 def _products(weights: Mapping[str, float]) -> dict[str, float]:

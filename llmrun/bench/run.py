@@ -21,6 +21,7 @@ from llmrun.bench.results import BenchRow, BenchWarning, ChatTimes, Limit, Machi
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.planning.hardware import Hardware
+from llmrun.planning.predict import work_of
 from llmrun.planning.tuned import waiting_environment
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
@@ -245,7 +246,7 @@ class _Run:
         self._engines = EnginePool(start)
         self._limits_engine: Worker | None = None
         self._limits = limits.MachineLimits(self._measure_machine)
-        self._needs = {model.path: limits.TokenCost.of(model.header) for model in request.models}
+        self._work = {model.path: work_of(model.header) for model in request.models}
         self.rows = [
             _OpenRow(model, case, model.loading(case, request.environment))
             for model in request.models
@@ -276,7 +277,7 @@ class _Run:
         on_gpu = row.case.settings.gpu_layers != 0 and bool(self._hardware.gpus or self._hardware.workers)
         if self._request.with_limits and not on_gpu:
             self._report(row, "measuring the machine")
-            parts = self._needs[row.model.path].phases(row.case.test, row.case.settings)
+            parts = limits.phases(self._work[row.model.path], row.case.test, row.case.settings)
             n_bytes = max(part.working_set for part in parts)
             row.limit = limits.limit_of(parts, self._limits.at(n_bytes, row.loading.load.threads))
         if self._request.delay:

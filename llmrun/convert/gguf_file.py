@@ -120,15 +120,12 @@ def plan_tensors(
     head = None if family.tied else bare.get(_HEAD)
     if tied and head is not None and _is_same(head, bare.get(embeddings_name(family))):
         head = None
-    factors = {name: np.array(values, dtype=np.float32) for name, values in shape.factors.items()}
-    planned = [output_tensor(name, array_source(name, values), type_name) for name, values in factors.items()]
+    planned = [output_tensor(name, array_source(name, values), type_name) for name, values in shape.factors.items()]
     taken = {_HEAD} if family.name != "bert" else set()
     for hf_name, gguf_name in required_tensors(family, shape.n_layers).items():
-        planned.append(_planned(bare, hf_name, "weight", gguf_name, family, shape, type_name))
-        taken.add(f"{hf_name}.weight")
-        if f"{hf_name}.bias" in bare:
-            planned.append(_planned(bare, hf_name, "bias", gguf_name, family, shape, type_name))
-            taken.add(f"{hf_name}.bias")
+        ends = ("weight", "bias") if f"{hf_name}.bias" in bare else ("weight",)
+        planned += [_planned(bare, hf_name, end, gguf_name, family, shape, type_name) for end in ends]
+        taken.update(f"{hf_name}.{end}" for end in ends)
     for gguf_name, parts in expert_tensors(family, shape.n_layers, shape.n_experts):
         experts = stack_experts(gguf_name, [_found(bare, name, family, shape) for name in parts])
         planned.append(output_tensor(gguf_name, experts, type_name))

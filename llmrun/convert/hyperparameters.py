@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmrun.convert.architectures import Family
-from llmrun.convert.checkpoint import TensorSource
+from llmrun.convert.checkpoint import Floats, TensorSource
 from llmrun.convert.folder import Config, Folder
 from llmrun.errors import BadModelError, UsageError
 from llmrun.gguf.layers import MAX_LAYERS
@@ -61,7 +61,7 @@ class Shape:
     metadata: dict[str, Any] = field(default_factory=dict)  # key without the architecture's name -> value
     # GGUF name of a tensor without its layer -> required shape in PyTorch's order
     dimensions: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    factors: dict[str, list[float]] = field(default_factory=dict)  # tensors computed from the settings: name -> values
+    factors: dict[str, Floats] = field(default_factory=dict)  # tensors computed from the settings: name -> values
     notes: list[str] = field(default_factory=list)  # differences that the user should know
 
 
@@ -381,7 +381,7 @@ def _yarn(scaling: Config, shape: Shape, further: Mapping[str, str]) -> None:
             return
 
 
-def _llama3(scaling: Config, base: float, head_length: int) -> list[float]:
+def _llama3(scaling: Config, base: float, head_length: int) -> Floats:
     """Return the divisor of each frequency: the factor for low ones, 1 for high ones, interpolated between.
 
     From transformers' modeling_rope_utils.py, in float32 like the original.
@@ -396,7 +396,7 @@ def _llama3(scaling: Config, base: float, head_length: int) -> list[float]:
     smooth = (context / lengths - low) / (high - low)
     between = 1 / ((1 - smooth) / factor + smooth)
     divisors = np.where(lengths < context / high, 1.0, np.where(lengths > context / low, factor, between))
-    return [float(value) for value in divisors]
+    return divisors.astype(np.float32)
 
 
 def _phi3(config: Config, scaling: Config, kind: str, head_length: int, shape: Shape) -> None:
@@ -415,4 +415,4 @@ def _phi3(config: Config, scaling: Config, kind: str, head_length: int, shape: S
         if not isinstance(values, list) or len(values) != head_length // 2:
             raise BadModelError(f"{hf_name} must have {head_length // 2} numbers", why="config.json says otherwise")
         numbers = [Config({hf_name: value}).number(hf_name) for value in values]
-        shape.factors[f"rope_factors_{hf_name.partition('_')[0]}.weight"] = numbers
+        shape.factors[f"rope_factors_{hf_name.partition('_')[0]}.weight"] = np.array(numbers, dtype=np.float32)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from llmrun.bench.limits import TokenCost, limit_of
+from llmrun.bench.limits import limit_of, phases
 from llmrun.bench.results import Limit
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.planning.hardware import this_machine
+from llmrun.planning.predict import work_of
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
@@ -113,11 +114,11 @@ def machine_limits(model: Model, engine: JobRunner, *tests: BenchTest) -> tuple[
         return unknown
     batch = max(1, *(test.n_prompt for test in tests))
     settings = replace(model.load, n_batch=batch, n_ubatch=batch)
-    cost = TokenCost.of(model.header)
-    phases = [cost.phases(test, settings) for test in tests]
-    n_bytes = int(max(phase.working_set for test_phases in phases for phase in test_phases))
+    work = work_of(model.header)
+    phases_of_tests = [phases(work, test, settings) for test in tests]
+    n_bytes = int(max(phase.working_set for test_phases in phases_of_tests for phase in test_phases))
     try:
         machine = engine.do(LIMITS, MeasureLimits(min(n_bytes, 1 << 30), model.load.threads, _MEASURED_SECONDS))
     except LlmrunError:
         return unknown
-    return tuple(limit_of(test_phases, machine) for test_phases in phases)
+    return tuple(limit_of(test_phases, machine) for test_phases in phases_of_tests)

@@ -328,7 +328,6 @@ _FIRST_CPU = "sys/devices/system/cpu/cpu0"
 class Details:
     """Further facts of the machine. Sizes are in bytes."""
 
-    l2_cache: int = 0  # of one core
     last_cache: int = 0  # the last-level cache of one core
     numa_nodes: int = 0
     memory_kind: str = ""  # e.g. "DDR5"
@@ -346,11 +345,10 @@ def probe_details(root: Path = Path("/")) -> Details:
     """
     if not sys.platform.startswith("linux"):
         return Details()
-    caches = dict(_caches(root))
+    caches = _entries(root / _FIRST_CPU / "cache", r"index\d+")
     throttle = read_text(root / _FIRST_CPU / "thermal_throttle/core_throttle_count")
     return Details(
-        l2_cache=caches.get(2, 0),
-        last_cache=max(caches.values(), default=0),
+        last_cache=max((parse_cache_size(read_text(entry / "size")) for entry in caches), default=0),
         numa_nodes=len(list(_entries(root / "sys/devices/system/node", r"node\d+"))),
         memory_kind=_memory_kind(root),
         on_battery=_on_battery(root),
@@ -368,14 +366,6 @@ def _entries(folder: Path, pattern: str) -> Iterator[Path]:
     for name in names:
         if re.fullmatch(pattern, name):
             yield folder / name
-
-
-def _caches(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield level and size of the first core's data caches."""
-    for entry in _entries(root / _FIRST_CPU / "cache", r"index\d+"):
-        level, size = read_text(entry / "level"), parse_cache_size(read_text(entry / "size"))
-        if level.isdecimal() and size and read_text(entry / "type") != "Instruction":
-            yield int(level), size
 
 
 def parse_cache_size(text: str) -> int:

@@ -12,10 +12,10 @@ from support.gguf_writer import TensorSpec
 
 from llmrun import _native
 from llmrun.bench.cases import bench_settings
-from llmrun.bench.limits import MachineLimits, TokenCost, limit_of
+from llmrun.bench.limits import MachineLimits, limit_of, phases
 from llmrun.engine.jobs.machine import run_limits
 from llmrun.gguf.reader import read_header
-from llmrun.planning.predict import Work
+from llmrun.planning.predict import Work, work_of
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.machine import MeasuredLimits, MeasureLimits
 
@@ -34,13 +34,12 @@ WORK = Work(
     vocabulary=100,
     file_bytes={},
 )
-NEEDS = TokenCost(WORK, {"Q4_0": 0.5625, "F16": 2.0})
 SETTINGS = bench_settings()
 MACHINE = MeasuredLimits(read=1e9, int8=1e12, half=1e11, single=1e10)
 
 
-def limit(test: BenchTest, machine: MeasuredLimits = MACHINE, needs: TokenCost = NEEDS) -> Any:
-    return limit_of(needs.phases(test, SETTINGS), machine)
+def limit(test: BenchTest, machine: MeasuredLimits = MACHINE) -> Any:
+    return limit_of(phases(WORK, test, SETTINGS), machine)
 
 
 def test_an_answer_reads_all_weights_and_the_cache() -> None:
@@ -95,9 +94,7 @@ def test_a_processor_whose_products_are_unknown_is_bound_by_memory() -> None:
 def test_what_a_model_needs_is_in_its_header(tmp_path: Path) -> None:
     q8 = TensorSpec("blk.0.attn_q.weight", (64, 64), 8, 64 * 64 // 32 * 34)
     path = gguf_writer.write(tmp_path / "m.gguf", gguf_writer.tiny_model({}, [q8]))
-    needs = TokenCost.of(read_header(path))
-    assert needs.bytes_of == {"Q8_0": 34 / 32}
-    (phase,) = needs.phases(BenchTest(0, 1), SETTINGS)
+    (phase,) = phases(work_of(read_header(path)), BenchTest(0, 1), SETTINGS)
     assert (phase.weight_bytes, phase.products["int8"]) == (64 * 64 // 32 * 34, 64 * 64)
 
 
