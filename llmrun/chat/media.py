@@ -1,6 +1,6 @@
 """The images and audio of a conversation, read again for every request: a saved chat stores paths and hashes.
 
-Owns the reading, and the notes about missing files; must not know databases or terminals.
+A note tells of each file that is missing or has changed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One open saved chat: add turns, branch, go back, and read the current conversation.
 
-Owns the order of these steps: each is one transaction, on the disk when it returns. Nothing is deleted: turns undone,
-retried or edited stay as alternatives that switch() finds.
+Each step is one transaction, on the disk when it returns. Nothing is deleted: turns undone, retried or edited stay as
+alternatives that switch() finds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ from llmrun.system import lock_byte, unlock_byte
 class Locks:
     """The locks of this process. One object for one file: closing a second would drop the locks of the first.
 
+    Args:
+        path: of the file; None for chats in memory, which no other process can see.
+
     Raises:
         OSError: the file can't be made.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    def __init__(self, path: Path | None) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600) if path else None
         self._held: set[int] = set()
 
     def claim(self, session: int) -> bool:
@@ -54,29 +57,15 @@ class Locks:
         return free
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
     def _lock(self, byte: int) -> bool:
-        return lock_byte(self._descriptor, byte) is not False
+        return self._descriptor is None or lock_byte(self._descriptor, byte) is not False
 
     def _unlock(self, byte: int) -> None:
-        unlock_byte(self._descriptor, byte)
-
-
-class NoLocks(Locks):
-    """Locks of a store in memory, which no other process can see."""
-
-    def __init__(self) -> None:
-        self._held: set[int] = set()
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _lock(self, byte: int) -> bool:
-        return True
-
-    def _unlock(self, byte: int) -> None:
-        pass
+        if self._descriptor is not None:
+            unlock_byte(self._descriptor, byte)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +272,7 @@ class SavedChat:
 
     def in_memory(self) -> SavedChat:
         """Return a copy of the conversation that is not saved on a disk."""
-        copy = SavedChat(Database(None, SCHEMA), NoLocks(), self._clock, name=self.name, system=self.system)
+        copy = SavedChat(Database(None, SCHEMA), Locks(None), self._clock, name=self.name, system=self.system)
         copy.is_detached = True
         for entry in self._entries:
             copy._save(len(copy._entries), entry.part)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from contextlib import closing, suppress
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -55,6 +55,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("ALTER TABLE messages ADD COLUMN pictures TEXT NOT NULL DEFAULT ''",),
     ("ALTER TABLE messages ADD COLUMN passages TEXT NOT NULL DEFAULT ''",),
+    ("DROP TABLE IF EXISTS words", "DROP TABLE marks"),  # an index for searches, which are scans now
 )
 
 SCHEMA = SqliteSchema(
@@ -178,8 +179,6 @@ def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
 
 def _with_truncations(answer: Answer, ids: dict[int, int]) -> Answer:
     """Return the answer, with the dropped turns' new ids."""
-    from dataclasses import replace
-
     truncations = (replace(one, turns=tuple(ids.get(turn, turn) for turn in one.turns)) for one in answer.departures)
     return replace(answer, departures=tuple(truncations))
 
@@ -207,45 +206,15 @@ _PATH = (
     "WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = ? "
     "UNION ALL SELECT m.id, m.parent FROM messages m JOIN path p ON m.id = p.parent AND m.id < p.id) "
 )
-_UNSOUND = f"""
-    SELECT s.id FROM sessions s LEFT JOIN branches b ON b.session = s.id AND b.name = s.branch
-    WHERE b.name IS NULL OR typeof(s.name) || typeof(s.system) <> 'texttext' OR s.name = ''
-        OR NOT is_text(CAST(s.name || s.system AS BLOB))
-        OR NOT coalesce(max(s.created, s.updated) <= {_LAST_TIME} AND min(s.created, s.updated) >= {_FIRST_TIME}, 0)
-    UNION SELECT b.session FROM branches b LEFT JOIN messages h ON h.id = b.head
-    WHERE typeof(b.name) <> 'text' OR NOT is_text(CAST(b.name AS BLOB))
-        OR (b.head IS NOT NULL AND h.session IS NOT b.session)
-    UNION SELECT m.session FROM messages m LEFT JOIN messages p ON p.id = m.parent
-        LEFT JOIN answers a ON a.message = m.id LEFT JOIN models o ON o.id = a.model
-    WHERE typeof(m.turn) <> 'integer' OR typeof(m.content) || typeof(m.typed) <> 'texttext'
-        OR typeof(m.pictures) || typeof(m.passages) <> 'texttext'
-        OR m.role NOT IN ('user', 'assistant') OR NOT coalesce(m.created BETWEEN {_FIRST_TIME} AND {_LAST_TIME}, 0)
-        OR NOT coalesce(p.session = m.session AND p.id < m.id AND p.role <> m.role,
-            m.parent IS NULL AND m.role = 'user')
-        OR NOT is_text(CAST(m.content || m.typed || m.pictures || m.passages AS BLOB))
-        OR (m.role = 'assistant' AND NOT coalesce(typeof(a.reasoning) || typeof(a.facts) = 'texttext'
-            AND typeof(o.name) || typeof(o.sha256) || typeof(o.path) = 'texttexttext'
-            AND typeof(o.size) || typeof(o.modified) IN ('integerreal', 'integerinteger')
-            AND is_text(CAST(a.reasoning AS BLOB))
-            AND is_text(CAST(o.name || o.sha256 || o.path AS BLOB)) AND is_json(CAST(a.facts AS BLOB)), 0))
-"""  # noqa: S608 - no input
 
 
 class _DamageError(Exception):
     """A row that breaks a rule, by the message."""
 
 
-def prepare(connection: sqlite3.Connection) -> None:
-    """Let a connection read text that is not UTF-8, and add the SQL functions of unsound_chats()."""
+def read_any_text(connection: sqlite3.Connection) -> None:
+    """Let a connection read text that is not UTF-8, which is then reported as damage."""
     connection.text_factory = lambda data: str(data, "utf-8", "surrogateescape")
-    connection.create_function("is_text", 1, _is_text, deterministic=True)
-    connection.create_function("is_json", 1, _is_json, deterministic=True)
-
-
-def unsound_chats(connection: sqlite3.Connection) -> set[int]:
-    """Return the ids of the chats with rows that break a rule: a quick check of types, ids and encodings."""
-    query = f"SELECT id FROM sessions NOT INDEXED WHERE id IN ({_UNSOUND})"  # noqa: S608 - no input
-    return {row[0] for row in connection.execute(query)}
 
 
 def chat_ids(connection: sqlite3.Connection, which: str = "") -> list[int]:
@@ -257,8 +226,11 @@ def chat_ids(connection: sqlite3.Connection, which: str = "") -> list[int]:
     return _ids(connection, f"SELECT id FROM sessions NOT INDEXED WHERE {column} = ? ORDER BY id", value)  # noqa: S608 - no input
 
 
-def read_chat(connection: sqlite3.Connection, session: int) -> Tree:
-    """Read a whole chat.
+def read_chat(connection: sqlite3.Connection, session: int, *, only_texts: bool = False) -> Tree:
+    """Read a chat.
+
+    Args:
+        only_texts: leave out the settings and statistics of answers, which take most of the time.
 
     Raises:
         UsageError: there is none of that id.
@@ -274,7 +246,7 @@ def read_chat(connection: sqlite3.Connection, session: int) -> Tree:
         if not name:
             raise _DamageError("it has no name")
         shown = f"the saved chat {name!r} (id {session})"
-        reader = _Reader(connection)
+        reader = _Reader(connection, only_texts=only_texts)
         for message in connection.execute(f"{_ENTRY}WHERE m.session = ? ORDER BY m.id", (session,)):
             reader.add(message)
         branches = reader.branches(session)
@@ -311,7 +283,7 @@ def examine(path: Path) -> tuple[int, list[str]] | None:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] != len(MIGRATIONS):
                 return None
-            prepare(connection)
+            read_any_text(connection)
             sessions, damage = chat_ids(connection), []
             for session in sessions:
                 try:
@@ -328,7 +300,7 @@ def examine(path: Path) -> tuple[int, list[str]] | None:
 
 def copy_sound(old: sqlite3.Connection, new: sqlite3.Connection) -> str:
     """Copy the sound chats of a damaged file into a new one, in a transaction; return a summary."""
-    prepare(old)
+    read_any_text(old)
     sessions, trees = chat_ids(old), []
     for session in sessions:
         with suppress(LlmrunError):
@@ -359,9 +331,9 @@ def read_path(connection: sqlite3.Connection, head: int | None) -> list[TurnEntr
 class _Reader:
     """The entries of one chat, by id, parents before their children. A row that breaks a rule raises _DamageError."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, *, only_texts: bool = False) -> None:
         self.entries: dict[int, TurnEntry] = {}
-        self._connection = connection
+        self._connection, self._only_texts = connection, only_texts
         self._models: dict[Any, ModelFingerprint] = {}
 
     def add(self, row: Any) -> None:
@@ -407,10 +379,12 @@ class _Reader:
         thought = _stored_text(reasoning, f"{where}: its reasoning")
         if model not in self._models:
             self._models[model] = self._model(model, where)
+        text = _stored_text(facts, f"{where}: what made the answer")
         try:
-            return answer_of(
-                content, thought, _plain(_stored_text(facts, f"{where}: what made the answer")), self._models[model]
-            )
+            if self._only_texts:
+                load_json(text)  # without the checks of _plain(), which take four times as long
+                return Answer(content, thought, model=self._models[model])
+            return answer_of(content, thought, _plain(text), self._models[model])
         except _UNREADABLE as error:
             raise _DamageError(f"{where}: what made the answer can't be read ({str(error)[:80]})") from None
 
@@ -499,19 +473,8 @@ def _finite(text: str) -> float:
 
 
 def _is_unicode(text: str) -> bool:
-    return text.isascii() or _is_text(text.encode("utf-8", "surrogateescape"))
-
-
-def _is_text(data: Any) -> bool:
+    """Return whether read_any_text() found UTF-8."""
     try:
-        return isinstance(data, bytes) and (data.isascii() or bool(data.decode()))
-    except UnicodeDecodeError:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
         return False
-
-
-def _is_json(data: Any) -> bool:
-    try:
-        load_json(data)  # without the checks of _plain(), which take four times as long
-    except _UNREADABLE:
-        return False
-    return True

@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmrun.chat.store import rows, search
-from llmrun.chat.store.chat import Locks, NoLocks, SavedChat
+from llmrun.chat.store import rows
+from llmrun.chat.store.chat import Locks, SavedChat
 from llmrun.chat.store.rows import FILE, SCHEMA
-from llmrun.chat.store.search import Hit
+from llmrun.chat.store.search import Hit, search
 from llmrun.chat.store.turns import Answer, Question, Tree
 from llmrun.errors import LlmrunError, ResourceError, UsageError, did_you_mean
-from llmrun.storage import Database, is_damage
+from llmrun.storage import Database
 
 MEDIA = "images"
 """Folder of the images that came over HTTP, beside the file: each in a folder named after its hash."""
 # Ids only grow, while clocks are set back.
-_LAST_USED_FIRST = "ORDER BY coalesce((SELECT max(id) FROM messages WHERE session = s.id), 0) DESC, s.id DESC"
-_NAMES = f"SELECT name FROM sessions s NOT INDEXED {_LAST_USED_FIRST}"  # noqa: S608 - no input
+_LAST_USED_FIRST = (
+    "SELECT name FROM sessions s NOT INDEXED "
+    "ORDER BY coalesce((SELECT max(id) FROM messages WHERE session = s.id), 0) DESC, s.id DESC"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +74,20 @@ class Sessions:
         self._database = Database(folder / FILE if folder else None, SCHEMA, rows.copy_sound)
         self._connection, self.note = self._database.connection, self._database.note
         with self._database.explained():
-            rows.prepare(self._connection)
-            self._locks = _own(folder) if folder else NoLocks()
+            rows.read_any_text(self._connection)
+            self._locks = _own(folder) if folder else Locks(None)
         self._clock, self._on_damage = clock, on_damage
         self._reported: set[int] = set()
 
     def all(self) -> list[SessionFacts]:
         """Return every sound chat, the last used one first."""
-        try:
-            with self._database.explained():
-                damaged = rows.unsound_chats(self._connection)
-                found = self._facts(damaged)
-        except ResourceError as error:
-            if not is_damage(error.__cause__):
-                raise
-            damaged = set()
-            trees = sorted(self._sound_trees(), key=lambda pair: pair[1].last_id, reverse=True)
-            found = [SessionFacts.of(session, tree) for session, tree in trees]
-        for session in sorted(damaged):
-            self._report(session)
-        return found
+        trees = sorted(self._sound_trees(), key=lambda pair: (pair[1].last_id, pair[0]), reverse=True)
+        return [SessionFacts.of(session, tree) for session, tree in trees]
 
     def names(self) -> list[str]:
         """Return the names of all chats, for completion."""
         with self._database.explained():
-            return [row[0] for row in self._connection.execute(_NAMES) if type(row[0]) is str]
+            return [row[0] for row in self._connection.execute(_LAST_USED_FIRST) if type(row[0]) is str]
 
     def has(self, which: str) -> bool:
         """Return whether there is a chat of that name or id, damaged or not."""
@@ -200,7 +191,6 @@ class Sessions:
         if not self._locks.is_free(found.id):
             raise UsageError(f"{found.name} is open in another llmrun", hint="leave that chat first")
         with self._database.writing():
-            search.forget(self._connection, found.id)
             self._connection.execute("DELETE FROM sessions WHERE id = ?", (found.id,))
         with self._database.explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still has the text
@@ -212,17 +202,7 @@ class Sessions:
 
     def search(self, text: str, limit: int = 20) -> list[Hit]:
         """Return the messages that contain every word of a text, best first."""
-        try:
-            with self._database.writing():
-                damaged = rows.unsound_chats(self._connection)
-                found = search.search(self._connection, text, limit, damaged)
-        except ResourceError as error:
-            if not is_damage(error.__cause__):
-                raise
-            return search.search_trees((tree for _, tree in self._sound_trees()), text, limit)
-        for session in sorted(damaged):
-            self._report(session)
-        return found
+        return search((tree for _, tree in self._sound_trees()), text, limit)
 
     def close(self) -> None:
         self._database.close()
@@ -251,52 +231,32 @@ class Sessions:
     def _newest(self) -> int:
         """Return the id of the last used sound chat."""
         for facts in self.all():
-            if self._damage(facts.id) is None:
+            try:
+                self._read(facts.id)
                 return facts.id
-            self._report(facts.id)
+            except (ResourceError, UsageError) as error:
+                self._report(facts.id, error)
         raise self._no_such("")
 
-    def _read(self, session: int) -> Tree:
+    def _read(self, session: int, *, only_texts: bool = False) -> Tree:
         with self._database.explained():
-            return rows.read_chat(self._connection, session)
-
-    def _damage(self, session: int) -> LlmrunError | None:
-        """Return the error for a damaged chat, None for a sound one."""
-        try:
-            self._read(session)
-        except (ResourceError, UsageError) as error:
-            return error
-        return None
+            return rows.read_chat(self._connection, session, only_texts=only_texts)
 
     def _sound_trees(self) -> Iterator[tuple[int, Tree]]:
-        """Yield the sound chats of a damaged file, newest first; report the others."""
-        for session in reversed(self._ids()):
-            if self._damage(session):
-                self._report(session)
+        """Yield the texts of the sound chats; report the others."""
+        for session in self._ids():
+            try:
+                tree = self._read(session, only_texts=True)
+            except (ResourceError, UsageError) as error:
+                self._report(session, error)
             else:
-                yield session, self._read(session)
+                yield session, tree
 
-    def _report(self, session: int) -> None:
+    def _report(self, session: int, error: LlmrunError) -> None:
         """Report once that a chat is left out."""
         if session not in self._reported:
             self._reported.add(session)
-            error = self._damage(session)
-            told = f"{error}; {error.hint}" if error else f"the saved chat {session} is damaged"
-            self._on_damage(f"Left out: {told}")
-
-    def _facts(self, but: set[int]) -> list[SessionFacts]:
-        others = f"WHERE s.id NOT IN ({', '.join(map(str, but))}) {_LAST_USED_FIRST}"
-        query = (
-            "SELECT s.id, s.name, s.created, s.updated, coalesce(h.turn, 0), "
-            "(SELECT count(*) FROM branches b WHERE b.session = s.id), "
-            "coalesce((SELECT m.name FROM models m JOIN answers a ON a.model = m.id "
-            "WHERE a.message = CASE h.role WHEN 'user' THEN h.parent ELSE h.id END), ''), "
-            "coalesce((SELECT substr(CASE typed WHEN '' THEN content ELSE typed END, 1, 200) FROM messages f "
-            "WHERE f.session = s.id AND f.parent IS NULL ORDER BY f.id DESC LIMIT 1), '') "
-            "FROM sessions s LEFT JOIN branches c ON c.session = s.id AND c.name = s.branch "
-            "LEFT JOIN messages h ON h.id = c.head "
-        )
-        return [SessionFacts(*row) for row in self._connection.execute(query + others)]
+            self._on_damage(f"Left out: {error}; {error.hint}")
 
     def _refuse_taken(self, name: str) -> None:
         if self.has(name):

@@ -1,6 +1,6 @@
 """The parts of a saved chat: questions, answers with their settings and statistics, and the tree they form.
 
-Owns these values, their JSON form, and the selection of turns for the context window.
+Also their JSON form, and the selection of turns for the context window.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import pytest
 from support.chats import add_turn
 from support.effort import loops
 
-from llmrun.chat.store import search, store
+from llmrun.chat.store import store
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export, format_for, read_json
-from llmrun.chat.store.rows import name_from
+from llmrun.chat.store.rows import FILE, name_from
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import SUMMARY, Answer, Question, Truncation, TurnEntry, in_window
 from llmrun.chat.truncation import SUMMARY_QUESTION
@@ -285,46 +286,54 @@ def test_rename_system_and_delete(sessions: Sessions, tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["sessions.db", "sessions.lock"]
 
 
-def test_search(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search(sessions: Sessions) -> None:
     talk = sessions.new("sky")
     ask(talk, "Why is the sky blue?", "Und die Größe von 漢字?", '100% of _it_ "quoted" (and) AND NOT * near')
     ask(sessions.new("cats"), "why do cats purr? " + "filler " * 100 + "because")
-    for full_text in (True, False):
-        if not full_text:
-            monkeypatch.setattr(search, "_catch_up", lambda connection: False)
-        assert {(h.session, h.role, h.turn) for h in sessions.search("sky BLUE")} == {
-            ("sky", "user", 1),
-            ("sky", "assistant", 1),
-        }
-        assert {hit.session for hit in sessions.search("why")} == {"sky", "cats"}
-        assert {hit.turn for hit in sessions.search("größe")} == {2}
-        assert {hit.turn for hit in sessions.search("字")} == {2}, "a part of a text without spaces"
-        assert {hit.turn for hit in sessions.search("100%")} >= {3}
-        assert sessions.search('"quoted" (and) * NOT')
-        assert full_text or sessions.search("sk_") == [], "_ is no wildcard"
-        assert sessions.search("   ") == []
-        assert len(sessions.search("why", limit=1)) == 1
-        excerpts = [hit.excerpt for hit in sessions.search("because cats")]
-        assert any(excerpt.startswith("why do cats purr? filler") and excerpt.endswith("…") for excerpt in excerpts)
-    monkeypatch.undo()
+    assert {(h.session, h.role, h.turn) for h in sessions.search("sky BLUE")} == {
+        ("sky", "user", 1),
+        ("sky", "assistant", 1),
+    }
+    assert {hit.session for hit in sessions.search("why")} == {"sky", "cats"}
+    assert {hit.turn for hit in sessions.search("größe")} == {2}
+    assert {hit.turn for hit in sessions.search("grosse")} == {2}, "GRÖSSE, whose accents do not matter"
+    assert {hit.turn for hit in sessions.search("字")} == {2}, "a part of a text without spaces"
+    assert {hit.session for hit in sessions.search("urr?")} == {"cats"}, "a part of a word, where no word begins so"
+    assert {hit.turn for hit in sessions.search("100%")} >= {3}
+    assert sessions.search('"quoted" (and) * NOT')
+    assert sessions.search("*")
+    assert sessions.search("sk_") == [], "_ is no wildcard"
+    assert sessions.search("   ") == []
+    assert len(sessions.search("why", limit=1)) == 1
+    excerpts = [hit.excerpt for hit in sessions.search("because cats")]
+    assert any(excerpt.startswith("why do cats purr? filler") and excerpt.endswith("…") for excerpt in excerpts)
     ask(talk, "newest")
     assert sessions.search("newe")[0].excerpt in {"newest", "NEWEST"}
-    assert {hit.turn for hit in sessions.search("grosse")} == {2}, "GRÖSSE, whose accents do not matter"
 
 
-def test_a_python_without_full_text_search_loses_nothing(sessions: Sessions) -> None:
-    ask(sessions.new("one"), "first")
-    assert sessions.search("first")
-    # What such a Python does: it writes and deletes, and knows no FTS5.
-    sessions._connection.execute("PRAGMA writable_schema=ON")
-    sessions._connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'fts5', 'fts0') WHERE name = 'words'")
-    folder = sessions.folder
-    sessions.close()
-    with Sessions(folder) as again:
-        ask(again.open("one"), "second")
-        assert {hit.turn for hit in again.search("second")} == {2}
-        again.delete("one")
-        assert again.search("first") == []
+def test_the_best_hit_of_a_search_is_first(sessions: Sessions) -> None:
+    ask(sessions.new("often"), "tea, tea and more tea")
+    ask(sessions.new("long"), "tea " + "and something else " * 50)
+    ask(sessions.new("steam"), "steam")
+    ask(sessions.new("again"), "tea, tea and more tea")
+    assert [hit.session for hit in sessions.search("tea") if hit.role == "user"] == ["again", "often", "long"]
+
+
+def test_the_index_of_an_older_file_goes_with_its_words(tmp_path: Path) -> None:
+    with Sessions(tmp_path) as sessions:
+        ask(sessions.new("one"), "unmistakable")
+    file = tmp_path / FILE
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE marks(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
+        connection.execute("CREATE VIRTUAL TABLE words USING fts5(content, content='messages', content_rowid='id')")
+        connection.execute("INSERT INTO words(words) VALUES('rebuild')")
+        connection.execute("PRAGMA user_version=3")
+    with Sessions(tmp_path) as sessions:
+        assert len(sessions.search("unmistakable")) == 2
+        sessions.delete("one")
+    kept = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"unmistakable" not in kept
+    assert b"fts5" not in kept
 
 
 def test_two_chats_on_one(sessions: Sessions, tmp_path: Path) -> None:
