@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 from llmrun.engine.constraint.matcher import Matcher, compile_grammar, compile_lark
 from llmrun.grammar import read_json_schema
 from llmrun.grammar.json_lark import Rules
+from support.byte_vocabulary import allowed_tokens
 from support.fake_context import END, N_VOCAB, FakeVocabulary, tokens_of
 
 VOCABULARY = FakeVocabulary()
 
 
 def allowed(constraint: Matcher) -> list[int]:
-    words = (ctypes.c_uint32 * -(-N_VOCAB // 32)).from_address(constraint.mask())
-    return [token for token in range(N_VOCAB) if words[token // 32] >> token % 32 & 1]
+    return allowed_tokens(constraint, N_VOCAB)
 
 
 def follows(constraint: Matcher, value: Any) -> bool:

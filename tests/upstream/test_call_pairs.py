@@ -12,6 +12,7 @@ from os.path import commonprefix
 from pathlib import Path
 
 import pytest
+from support.byte_vocabulary import ByteVocabulary
 
 from llmrun.engine.constraint.calls import compile_calls
 from llmrun.engine.prompt.template import ChatTemplate
@@ -79,29 +80,6 @@ def _expect_difference(name: str, kind: str) -> None:
     why = DIFFERENT.get((name, kind), DIFFERENT.get((name, None)))
     if why is not None:
         pytest.xfail(why)
-
-
-class Bytes:
-    """A vocabulary of bytes."""
-
-    n_tokens = 257
-    suppressed = ()
-    control_texts: tuple[str, ...] = ()
-
-    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
-        return [*text.encode()]
-
-    def with_bos(self, tokens: list[int]) -> list[int]:
-        return tokens
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else b""
-
-    def control_piece(self, token: int) -> bytes:
-        return self.piece(token) or b"</s>"
-
-    def is_end(self, token: int) -> bool:
-        return token == 256
 
 
 @cache
@@ -178,7 +156,7 @@ def test_it_fits_the_grammar(name: str) -> None:
     first = syntax.begin + (syntax.call[0] if isinstance(syntax.call[0], str) else "")
     written = text[text.index(first.removeprefix(syntax.prefill)) :].encode()
     request = AnswerRequest(tools=TOOLS, tool_choice="required", parallel_calls=False)
-    matcher = compile_calls(request, syntax, Bytes(), frozenset())  # type: ignore[arg-type]
+    matcher = compile_calls(request, syntax, ByteVocabulary({256: b"</s>"}), frozenset())
     assert matcher.allowed([*written]) == len(written), written[matcher.allowed([*written]) :]
     broken = written.replace(b"7", b"seven", 1)
     assert matcher.allowed([*broken]) < len(broken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import random
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from support.byte_vocabulary import ByteVocabulary, allowed_tokens
 from support.call_syntaxes import SYNTAXES
 from support.random_schemas import random_object
 
@@ -28,7 +28,6 @@ LLAMA, MISTRAL_ARGS = SYNTAXES["llama"], SYNTAXES["mistral-args"]
 THINK, UNTHINK, CALLS, ARGS, END = 256, 257, 258, 259, 260
 CONTROL = {THINK: b"<think>", UNTHINK: b"</think>", CALLS: b"[TOOL_CALLS]", ARGS: b"[ARGS]", END: b"</s>"}
 WORDS = [b"<tool_call>", b"call>", b'call>\n{"', b'{"name": "', b'": "', b'name": "we', b"</tool_call>", b"}\n"]
-N_TOKENS = END + 1 + len(WORDS)
 TAGS = ("<think>", "</think>")
 SHOWN = (CALLS, ARGS)
 
@@ -42,40 +41,11 @@ TOOLS = (Tool("weather", "Tells it.", json.dumps(PLACE)), Tool("now"))
 ASKED = AnswerRequest(tools=TOOLS)
 
 
-class Vocabulary:
-    """Bytes, control tokens, and words in which a call and what stands around it meet."""
-
-    n_tokens = N_TOKENS
-    suppressed = ()
-    control_texts = tuple(text.decode() for text in CONTROL.values())
-
-    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
-        tokens, data = [], text.encode()
-        while data:
-            control = next((token for token in CONTROL if special and data.startswith(CONTROL[token])), None)
-            tokens.append(data[0] if control is None else control)
-            data = data[1 if control is None else len(CONTROL[control]) :]
-        return tokens
-
-    def with_bos(self, tokens: list[int]) -> list[int]:
-        return tokens
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else WORDS[token - END - 1] if token > END else b""
-
-    def control_piece(self, token: int) -> bytes:
-        return CONTROL.get(token) or self.piece(token)
-
-    def is_end(self, token: int) -> bool:
-        return token == END
-
-
-VOCABULARY = Vocabulary()
+VOCABULARY = ByteVocabulary(CONTROL, WORDS)
 
 
 def allowed(constraint: Constraint) -> list[int]:
-    words = (ctypes.c_uint32 * -(-N_TOKENS // 32)).from_address(constraint.mask())
-    return [token for token in range(N_TOKENS) if words[token // 32] >> token % 32 & 1]
+    return allowed_tokens(constraint, VOCABULARY.n_tokens)
 
 
 def text_of(tokens: list[int]) -> str:
@@ -172,10 +142,10 @@ def test_a_draft_is_cut_in_a_call_only(syntax: CallSyntax) -> None:
 def test_a_call_that_would_begin_with_more_in_the_same_token_is_kept_out() -> None:
     constraint = begin(HERMES)
     say(constraint, b"<tool_")
-    assert END + 1 + WORDS.index(b"call>") in allowed(constraint)
-    assert END + 1 + WORDS.index(b'call>\n{"') not in allowed(constraint)
+    assert VOCABULARY.word(b"call>") in allowed(constraint)
+    assert VOCABULARY.word(b'call>\n{"') not in allowed(constraint)
     constraint.rewind(1)
-    assert END + 1 + WORDS.index(b'call>\n{"') in allowed(constraint)
+    assert VOCABULARY.word(b'call>\n{"') in allowed(constraint)
 
 
 def test_llamas_calls_stand_at_the_beginning_or_not_at_all() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import itertools
 import json
@@ -13,6 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 
 import pytest
+from support.byte_vocabulary import allowed_tokens
 from support.effort import loop_seconds
 from support.fake_context import BEGIN, END, N_VOCAB, TURN, FakeVocabulary, tokens_of
 from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN_SCHEMAS, GRAMMARS, SCHEMAS
@@ -71,11 +71,7 @@ def plain() -> FakeVocabulary:
 
 
 def allowed(constraint: Matcher, n_vocab: int = Vocabulary.n_tokens) -> list[int]:
-    """The tokens of the mask, read as the native sampler reads it."""
-    words = (ctypes.c_uint32 * ((n_vocab + 31) // 32)).from_address(constraint.mask())
-    tokens = [token for token in range(len(words) * 32) if words[token // 32] >> (token % 32) & 1]
-    assert tokens[-1] < n_vocab
-    return tokens
+    return allowed_tokens(constraint, n_vocab)
 
 
 def follows(constraint: Matcher, text: str) -> bool:

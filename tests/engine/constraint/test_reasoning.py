@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Iterable
 
 import pytest
+from support.byte_vocabulary import ByteVocabulary, allowed_tokens
 
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.constraint.reasoning import AfterReasoning
@@ -17,52 +17,17 @@ TAGS = ("<think>", "</think>")
 THINK, UNTHINK, END = 256, 257, 258
 CONTROL = {THINK: b"<think>", UNTHINK: b"</think>", END: b"</s>"}
 WORDS = [b"\n\n", b" \n", b">{", b">\n\n", b">\n{", b"</think>{", b"nk>", b"nk>x", b"{}", b"\n{"]
-N_TOKENS = END + 1 + len(WORDS)
+VOCABULARY = ByteVocabulary(CONTROL, WORDS)
 GRAMMAR = read_grammar('root ::= "{" [a-z<>/]* "}"')
 
 
-class Vocabulary:
-    """Bytes, the tags as control tokens where the model has such, and words in which a tag and an answer meet."""
-
-    n_tokens = N_TOKENS
-    suppressed = ()
-    control_texts = tuple(text.decode() for text in CONTROL.values())
-
-    def __init__(self, *, tags: bool = True) -> None:
-        self._tags = tags
-
-    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
-        for token, control in CONTROL.items() if special and self._tags else ():
-            if text == control.decode():
-                return [token]
-        return list(text.encode())
-
-    def with_bos(self, tokens: list[int]) -> list[int]:
-        return tokens
-
-    def piece(self, token: int) -> bytes:
-        return bytes([token]) if token < 256 else WORDS[token - END - 1] if token > END else b""
-
-    def control_piece(self, token: int) -> bytes:
-        return CONTROL.get(token) or self.piece(token)
-
-    def is_end(self, token: int) -> bool:
-        return token == END
-
-
-def word(text: bytes) -> int:
-    return END + 1 + WORDS.index(text)
-
-
 def begin(*, inside: bool, may_think: bool = True, tags: bool = True) -> AfterReasoning:
-    vocabulary = Vocabulary(tags=tags)
+    vocabulary = VOCABULARY if tags else ByteVocabulary({END: CONTROL[END]}, WORDS)
     return AfterReasoning(compile_grammar(GRAMMAR, vocabulary), vocabulary, TAGS, inside=inside, may_think=may_think)
 
 
 def allowed(constraint: AfterReasoning) -> set[int]:
-    n_words = -(-N_TOKENS // 32)
-    words = (ctypes.c_uint32 * n_words).from_address(constraint.mask())
-    return {token for token in range(32 * n_words) if words[token // 32] >> token % 32 & 1}
+    return {*allowed_tokens(constraint, VOCABULARY.n_tokens)}
 
 
 def accept(constraint: AfterReasoning, tokens: Iterable[int]) -> None:
@@ -72,8 +37,8 @@ def accept(constraint: AfterReasoning, tokens: Iterable[int]) -> None:
         constraint.accept(token)
 
 
-BLANKS = {ord(blank) for blank in " \t\n\r\v\f"} | {word(b"\n\n"), word(b" \n")}
-FIRST = {ord("{"), word(b"{}")}
+BLANKS = {ord(blank) for blank in " \t\n\r\v\f"} | {VOCABULARY.word(b"\n\n"), VOCABULARY.word(b" \n")}
+FIRST = {ord("{"), VOCABULARY.word(b"{}")}
 
 
 def test_reasoning_are_free_and_the_answer_is_not() -> None:
@@ -81,7 +46,7 @@ def test_reasoning_are_free_and_the_answer_is_not() -> None:
     accept(constraint, [*b"no grammar here, {", THINK, *b"</thin"])
     accept(constraint, [*b" and on", UNTHINK])
     assert allowed(constraint) == BLANKS | FIRST
-    accept(constraint, [word(b"\n\n")])
+    accept(constraint, [VOCABULARY.word(b"\n\n")])
     accept(constraint, b"{abc<think>}")
     assert allowed(constraint) == {END}
 
@@ -97,7 +62,7 @@ def test_a_draft_is_cut_in_the_answer_only() -> None:
 
 def test_reasoning_do_not_end_the_answer() -> None:
     constraint = begin(inside=True)
-    assert allowed(constraint) == set(range(N_TOKENS)) - {END, word(b"</think>{")}
+    assert allowed(constraint) == set(range(VOCABULARY.n_tokens)) - {END, VOCABULARY.word(b"</think>{")}
 
 
 def test_blanks_after_the_reasoning_have_an_end() -> None:
@@ -108,30 +73,30 @@ def test_blanks_after_the_reasoning_have_an_end() -> None:
 
 def test_a_closing_tag_may_be_many_tokens() -> None:
     constraint = begin(inside=True, tags=False)
-    accept(constraint, [*b"hm</think", word(b">\n\n")])
+    accept(constraint, [*b"hm</think", VOCABULARY.word(b">\n\n")])
     accept(constraint, b"{}")
     constraint = begin(inside=True, tags=False)
-    accept(constraint, [*b"hm</thi", word(b"nk>"), ord("\n"), *b"{}"])
+    accept(constraint, [*b"hm</thi", VOCABULARY.word(b"nk>"), ord("\n"), *b"{}"])
 
 
 def test_no_token_is_part_of_both_the_reasoning_and_the_answer() -> None:
     """Else the grammar would not see how the answer begins."""
     constraint = begin(inside=True)
-    assert word(b">{") in allowed(constraint)
+    assert VOCABULARY.word(b">{") in allowed(constraint)
     accept(constraint, b"</thi")
-    assert word(b"nk>") in allowed(constraint)
-    assert word(b"nk>x") not in allowed(constraint)
+    assert VOCABULARY.word(b"nk>") in allowed(constraint)
+    assert VOCABULARY.word(b"nk>x") not in allowed(constraint)
     accept(constraint, b"nk")
-    assert not allowed(constraint) & {word(b">{"), word(b">\n{")}
+    assert not allowed(constraint) & {VOCABULARY.word(b">{"), VOCABULARY.word(b">\n{")}
     accept(constraint, b"!")
-    assert word(b">{") in allowed(constraint)
+    assert VOCABULARY.word(b">{") in allowed(constraint)
 
 
 def test_the_model_may_think_by_itself_but_only_first() -> None:
     constraint = begin(inside=False)
     assert allowed(constraint) == FIRST | {THINK}
     assert constraint.forced() == []
-    accept(constraint, [THINK, *b"hm", UNTHINK, word(b"\n\n"), *b"{a}", END])
+    accept(constraint, [THINK, *b"hm", UNTHINK, VOCABULARY.word(b"\n\n"), *b"{a}", END])
     constraint = begin(inside=False)
     accept(constraint, b"{")
     assert THINK not in allowed(constraint)
@@ -145,7 +110,7 @@ def test_the_grammar_binds_at_once_where_it_can_not(may_think: bool, tags: bool)
 
 def test_what_is_forced_to_close_the_reasoning_fits() -> None:
     constraint = begin(inside=True)
-    for token in [*b"hm\n", UNTHINK, word(b"\n\n")]:
+    for token in [*b"hm\n", UNTHINK, VOCABULARY.word(b"\n\n")]:
         constraint.accept(token)
     assert allowed(constraint) == BLANKS | FIRST
 
@@ -161,7 +126,7 @@ def test_a_token_that_the_grammar_does_not_allow_is_refused_after_the_reasoning(
 def test_rewinding_goes_back_token_by_token(seed: int) -> None:
     rng = random.Random(seed)
     inside = bool(seed % 2)
-    tokens = [*([] if inside else [THINK]), *b"hm", UNTHINK, word(b"\n\n"), *b"{ab}", END]
+    tokens = [*([] if inside else [THINK]), *b"hm", UNTHINK, VOCABULARY.word(b"\n\n"), *b"{ab}", END]
     constraint = begin(inside=inside)
     seen = [allowed(constraint)]
     position = 0

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.beam_cases import ENDS, GOLDENS, LAST_N, LONGEST, MODELS, BeamCase, cases
+from support.byte_vocabulary import allowed_tokens
 from support.convert_golden import folder_of
 from support.plain_logits import computed
 
@@ -214,13 +215,12 @@ class NaiveGrammar:
         matcher, n_vocab = compile_grammar(self._grammar, self._model.vocabulary), self._model.vocabulary.n_tokens
         for token in tokens:
             matcher.accept(token)
-        words = (ctypes.c_uint32 * -(-n_vocab // 32)).from_address(matcher.mask())
         with closing(LlamaContext(self._model, load(), n_outputs=N_CTX)) as context:
             context.decode([Entry(token, place, 0, True) for place, token in enumerate([*self._prompt, *tokens])])
             memory: Any = (ctypes.c_float * n_vocab).from_address(context.logits(-1))
             row = np.array(np.frombuffer(memory, np.float32), np.float64)
         row -= np.logaddexp.reduce(row)
-        allowed = [(token, float(row[token])) for token in range(n_vocab) if words[token // 32] >> token % 32 & 1]
+        allowed = [(token, float(row[token])) for token in allowed_tokens(matcher, n_vocab)]
         return sorted(allowed, key=lambda pair: -pair[1])[:count]
 
     def ends(self, node: int, token: int) -> bool:
