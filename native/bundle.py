@@ -5,8 +5,9 @@
 
 The second wheel has its backends in files of their own (release.yml builds it, with llama.cmake). FOLDER gets the
 bundled wheel: under llmrun/llama_cpp, the libraries and the three files of llama-cpp-python's ctypes layer that llmrun
-imports, with their licences. Prints the size of each part. The second form makes the wheel llmrun-cuda of a library
-that cuda_wheel.sh has built. Runs at a release, from a checkout; is not installed.
+imports, with their licences. The second form makes the wheel llmrun-cuda of a library that cuda_wheel.sh has built.
+Prints the size of each part, and with Linux the newest glibc that one needs; a library that needs another one than
+systems and drivers have is refused. Runs at a release, from a checkout; is not installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import base64
 import hashlib
 import platform
 import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
@@ -25,6 +28,17 @@ LIBRARY = re.compile(r"llama_cpp/lib/([\w.-]+\.(?:so|dylib|dll|metal))")
 LICENCE = re.compile(r"llama_cpp_python-[^/]+\.dist-info/(?:licenses/)?((?:.*/)?(?:LICEN[CS]E|AUTHORS)[^/]*)")
 UNUSED = re.compile(r"(?:lib)?ggml-cpu-sapphirerapids\.(?:so|dll)")  # zen4 with AMX, whose tiles GCC miscompiles
 PERMISSIONS = 0o100755 << 16
+SYSTEM = {
+    "libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6",
+    "libgomp.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1",
+}  # fmt: skip
+"""Libraries that every Linux has, or that auditwheel puts beside ours."""
+OF_BACKENDS = {
+    "libggml-vulkan.so": {"libvulkan.so.1"},
+    "libggml-cuda.so": {"libggml-base.so", "libcuda.so.1", "libcudart.so.13", "libcublas.so.13"},
+}
+"""Libraries that only a backend may need: without them it is not loaded."""
+OLDEST_GLIBC = 28  # 2.28, of the image that releases are built in
 
 
 def parts(llama: ZipFile) -> dict[str, bytes]:
@@ -89,21 +103,50 @@ def cuda_wheel(library: Path, folder: Path) -> Path:
     project = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
     version = re.findall(r'(?m)^version = "(.+)"', project)[0]
     folder.mkdir(parents=True, exist_ok=True)
-    tag = f"py3-none-manylinux_2_28_{platform.machine()}"
+    content = library.read_bytes()
+    tag = f"py3-none-manylinux_2_{max(needs(content)[1], OLDEST_GLIBC)}_{platform.machine()}"
     target, info = folder / f"llmrun_cuda-{version}-{tag}.whl", f"llmrun_cuda-{version}.dist-info"
-    needs = (f"llmrun=={version}", "nvidia-cuda-runtime>=13,<14", "nvidia-cublas>=13,<14")
+    packages = (f"llmrun=={version}", "nvidia-cuda-runtime>=13,<14", "nvidia-cublas>=13,<14")
     metadata = ["Metadata-Version: 2.1", "Name: llmrun-cuda", f"Version: {version}", "License: MIT"]
-    metadata += ["Summary: The CUDA backend of llmrun's llama.cpp", *(f"Requires-Dist: {package}" for package in needs)]
+    metadata += [
+        "Summary: The CUDA backend of llmrun's llama.cpp",
+        *(f"Requires-Dist: {package}" for package in packages),
+    ]
     texts = {
         "llmrun_cuda/__init__.py": "",
         f"{info}/METADATA": "\n".join(metadata) + "\n",
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: llmrun\nRoot-Is-Purelib: false\nTag: {tag}\n",
     }
-    files = {f"llmrun_cuda/lib/{library.name}": library.read_bytes()}
+    files = {f"llmrun_cuda/lib/{library.name}": content}
     files |= {name: text.encode() for name, text in texts.items()}
     with ZipFile(target, "w") as wheel:
         write(wheel, {entry(name): content for name, content in files.items()}, entry(f"{info}/RECORD"))
     return target
+
+
+def needs(library: bytes) -> tuple[set[str], int]:
+    """Return the libraries that an ELF file needs, and N of the newest glibc 2.N; nothing of another file."""
+    if not library.startswith(b"\x7fELF"):
+        return set(), 0
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(library)
+        file.flush()
+        command = ["readelf", "--dynamic", "--version-info", "--wide", file.name]
+        text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    versions = [int(version) for version in re.findall(r"GLIBC_2\.(\d+)", text)]
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", text)), max(versions, default=0)
+
+
+def check_links(wheel: ZipFile) -> int:
+    """Return N of the newest glibc 2.N that a library in a wheel needs; end the program if one needs others."""
+    glibc, own = 0, {Path(name).name for name in wheel.namelist()}
+    for name in wheel.namelist():
+        libraries, newest = needs(wheel.read(name))
+        others = libraries - SYSTEM - own - OF_BACKENDS.get(Path(name).name, set())
+        if others:
+            sys.exit(f"{name} needs {', '.join(sorted(others))}, which not every system has")
+        glibc = max(glibc, newest)
+    return glibc
 
 
 def entry(name: str) -> ZipInfo:
@@ -122,6 +165,8 @@ def main() -> None:
         for info in wheel.infolist():
             if "/llama_cpp/" in info.filename or "/lib/" in info.filename:
                 sys.stdout.write(f"{info.file_size:>12,} {info.compress_size:>12,}  {info.filename}\n")
+        if glibc := check_links(wheel):
+            sys.stdout.write(f"{'':>25}  glibc 2.{glibc} or newer\n")
     sys.stdout.write(f"{'':>12} {target.stat().st_size:>12,}  {target}\n")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,35 @@ def test_a_wheel_that_is_bundled_already(tmp_path: Path) -> None:
     done = bundle(llmrun_wheel(tmp_path, "typing-extensions>=4.5"), llama_wheel(tmp_path), tmp_path / "out")
     assert done.returncode == 1
     assert "already" in done.stderr
+
+
+@pytest.mark.skipif(not (shutil.which("cc") and shutil.which("readelf")), reason="no compiler")
+def test_a_library_that_systems_lack_is_refused(tmp_path: Path) -> None:
+    """A backend may need its driver's: without it, it is not loaded."""
+    source = tmp_path / "empty.c"
+    source.touch()
+
+    def linked(name: str, *needed: str) -> Path:
+        path = tmp_path / name
+        others = [str(tmp_path / other) for other in needed]
+        command = ["cc", "-shared", "-Wl,--no-as-needed", f"-Wl,-soname,{name}", "-o", str(path), str(source)]
+        subprocess.run([*command, *others], check=True)
+        return path
+
+    linked("libvulkan.so.1")
+    linked("libstray.so.1")
+    for name, needed, is_good in (
+        ("libggml-vulkan.so", "libvulkan.so.1", True),
+        ("libggml.so", "libvulkan.so.1", False),
+        ("libggml-vulkan.so", "libstray.so.1", False),
+    ):
+        llama = llama_wheel(tmp_path, tuple(other for other in LIBRARIES if other != name))
+        with ZipFile(llama, "a") as archive:
+            archive.write(linked(name, needed), f"llama_cpp/lib/{name}")
+        done = bundle(llmrun_wheel(tmp_path), llama, tmp_path / "out")
+        assert done.returncode == (0 if is_good else 1), done.stderr
+        assert ("or newer" in done.stdout) is is_good
+        assert is_good or f"{name} needs {needed}" in done.stderr
 
 
 def test_the_cuda_backend_in_a_wheel_of_its_own(tmp_path: Path) -> None:

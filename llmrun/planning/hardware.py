@@ -6,22 +6,26 @@ procfs and sysfs are quick. probe_details() has what no answer waits for, and th
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.config import load_settings
+from llmrun.errors import LlmrunError
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.machine import BUILD
 from llmrun.protocol.llama_folder import backend_folders
 from llmrun.runner import client, launch
+from llmrun.storage import write_whole
 from llmrun.system import read_text
 
 if TYPE_CHECKING:
@@ -427,7 +431,46 @@ def this_machine(workers: Sequence[str] = ()) -> Hardware:
         from llmrun.runner.workers import ask_all  # few name any
 
         hardware = replace(hardware, workers=ask_all(workers))
-    return _with_gpus(hardware) if any(map(is_built_for_gpus, backend_folders())) else hardware
+    folders = backend_folders()
+    if not any(map(is_built_for_gpus, folders)):
+        return hardware
+    clues, known = _gpu_clues(folders), load_settings().state_dir / _NO_GPU_FILE
+    if clues and read_text(known) == clues:
+        return hardware
+    hardware = _with_gpus(hardware)
+    if clues and not hardware.gpus:
+        with suppress(LlmrunError):  # it can't be written: the next command asks again
+            write_whole(known, clues, makes_folder=True)
+    return hardware
+
+
+_NO_GPU_FILE = "no_gpu"
+"""In Settings.state_dir: the clues when an engine found no GPU. The wheel of a release has Vulkan on every machine."""
+_DRIVER_PATHS = (
+    "/dev", "/dev/dri", "/etc/ld.so.cache",
+    "/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "~/.local/share/vulkan/icd.d",
+)  # fmt: skip
+_DRIVER_VARIABLES = re.compile("CUDA_|GGML_|VK_|HIP_|ROCR_|LD_LIBRARY_PATH|XDG_DATA")
+
+
+def _gpu_clues(folders: Sequence[Path]) -> str:
+    """Return what changes when a GPU, a driver or a backend comes: without it, an engine need not look again.
+
+    Args:
+        folders: of backends.
+
+    Returns:
+        Text; "" where the system is not Linux, and an engine has to look each time.
+    """
+    boot = read_text(Path("/proc/sys/kernel/random/boot_id"))
+    if not boot:
+        return ""
+    variables = {name: value for name, value in os.environ.items() if _DRIVER_VARIABLES.match(name)}
+    times = {}
+    for path in (*(Path(name).expanduser() for name in _DRIVER_PATHS), *folders):
+        with suppress(OSError):
+            times[str(path)] = path.stat().st_mtime_ns
+    return json.dumps([boot, sorted(os.getgroups()), sorted(variables.items()), times])
 
 
 def is_built_for_gpus(folder: Path) -> bool:

@@ -385,14 +385,14 @@ CARD = Gpu("CUDA0", "a card", 24 << 30, 20 << 30, shared=False)
 
 
 class FakeEngine:
-    """Sees one GPU."""
+    """Sees one GPU by default."""
 
-    def __init__(self, *, alive: bool = True) -> None:
-        self.alive, self.asked, self.closed = alive, 0, False
+    def __init__(self, *, alive: bool = True, gpus: tuple[Gpu, ...] = (CARD,)) -> None:
+        self.alive, self.gpus, self.asked, self.closed = alive, gpus, 0, False
 
     def do(self, *command: Any, seconds: float | None) -> Build:
         self.asked += 1
-        return Build({}, (CARD,), offload=True)
+        return Build({}, self.gpus, offload=True)
 
     def close(self) -> None:
         self.closed = True
@@ -403,6 +403,8 @@ def with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """llama.cpp was built for it."""
     (tmp_path / "libggml-cuda.so").touch()
     monkeypatch.setattr(hardware, "backend_folders", lambda: [tmp_path])
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("alive", [True, False])
@@ -423,6 +425,25 @@ def test_an_engine_that_was_started_to_ask_it_is_ended(monkeypatch: pytest.Monke
     monkeypatch.setattr(client, "EngineClient", lambda: engine)
     assert this_machine().gpus == (CARD,)
     assert engine.closed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere an engine looks each time")
+def test_that_there_is_no_gpu_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The wheel of a release has Vulkan on every machine: only the first command starts an engine to learn that."""
+    engine = FakeEngine(gpus=())
+    monkeypatch.setattr(launch, "has_prestarted", False)
+    monkeypatch.setattr(client, "EngineClient", lambda: engine)
+    monkeypatch.setattr(hardware, "_DRIVER_PATHS", (str(tmp_path / "home/drivers"),))
+    for _ in range(2):
+        assert this_machine().gpus == ()
+        assert engine.asked == 1
+    (tmp_path / "home/drivers").mkdir()  # a driver is installed, without a card
+    assert this_machine().gpus == ()
+    monkeypatch.setenv("VK_DRIVER_FILES", "another.json")
+    engine.gpus = (CARD,)
+    for n_asked in (3, 4):  # how much memory is free has to be asked each time
+        assert this_machine().gpus == (CARD,)
+        assert engine.asked == n_asked
 
 
 def test_a_llama_cpp_for_processors_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
