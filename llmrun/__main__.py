@@ -61,7 +61,7 @@ def _load_ahead(name: str) -> None:
     """
     from contextlib import suppress
 
-    from llmrun.config import TUNE_FILE, VARIANTS_FILE, load_settings
+    from llmrun.config import FASTER_VARIANTS_FILE, TUNE_FILE, load_settings
     from llmrun.errors import LlmrunError
     from llmrun.models.location import locate
     from llmrun.runner import launch
@@ -72,7 +72,7 @@ def _load_ahead(name: str) -> None:
         if path is None or not path.is_file():
             return
         folder = settings.state_dir
-        if (folder / TUNE_FILE).exists() or (folder / VARIANTS_FILE).exists():  # spares every other start the import
+        if any((folder / name).exists() for name in (TUNE_FILE, FASTER_VARIANTS_FILE)):  # few starts need the import
             from llmrun.planning.tuned import loads_as_usual
 
             if not loads_as_usual(path, folder):

@@ -22,6 +22,8 @@ ATTENTION_FILE = "attention.json"
 """Beside it: measured times with flash attention and without."""
 VARIANTS_FILE = "cpu_variants.json"
 """Beside it: measured times of the variants of the processor's backend."""
+FASTER_VARIANTS_FILE = "faster_variants.json"
+"""Beside it, where a variant was faster than the one that ggml chooses: types of weights. Every start looks for it."""
 LAST_MODEL_FILE = "last_model"
 """Beside it: the name of the model that answered last."""
 

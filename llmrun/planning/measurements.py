@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.config import ATTENTION_FILE, VARIANTS_FILE
+from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.types import WEIGHT_TYPES
@@ -288,7 +288,13 @@ def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder
     """
     types = {time.type for time in times}
     others = [time for time in variant_times(hardware, folder) if time.type not in types]
-    keep_entry(folder / VARIANTS_FILE, machine_key(hardware), {"times": [time._asdict() for time in (*others, *times)]})
+    key, path = machine_key(hardware), folder / FASTER_VARIANTS_FILE
+    keep_entry(folder / VARIANTS_FILE, key, {"times": [time._asdict() for time in (*others, *times)]})
+    faster = [name for name, (_, gain) in fastest_variants(hardware, folder).items() if gain >= _MIN_GAIN]
+    if faster:
+        keep_entry(path, key, {"types": faster})
+    else:
+        drop_entry(path, key)
 
 
 # ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.config import TUNE_FILE, VARIANTS_FILE
+from llmrun.config import FASTER_VARIANTS_FILE, TUNE_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware, probe
@@ -243,7 +243,7 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
         BadModelError: the file is damaged.
     """
     results = [tuned for entry in read_entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
-    if all(_keep_usual_weights(tuned) for tuned in results) and not (folder / VARIANTS_FILE).exists():
+    if all(_keep_usual_weights(tuned) for tuned in results) and not (folder / FASTER_VARIANTS_FILE).exists():
         return True
     header, hardware = read_header(path), probe()
     result = remembered(header, hardware, folder)

@@ -13,7 +13,7 @@ import pytest
 from support.gguf_writer import tiny_model, write
 from support.random_model import write_random_model
 
-from llmrun.config import ATTENTION_FILE, VARIANTS_FILE
+from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning import measurements
@@ -138,6 +138,15 @@ def test_another_variant_has_to_gain(
     assert measured_variant(header, replace(MACHINE, cpu_name="Another CPU"), tmp_path) == ""
     monkeypatch.setenv("LLMRUN_CPU", "zen4")
     assert measured_variant(header, MACHINE, tmp_path) == ""
+
+
+def test_only_a_faster_variant_keeps_a_start_from_loading_ahead(tmp_path: Path) -> None:
+    remember_variants(times_of("Q4_0", zen4=1.0, haswell=1.1), MACHINE, tmp_path)
+    assert not (tmp_path / FASTER_VARIANTS_FILE).exists()
+    remember_variants(times_of("Q8_0", zen4=1.0, haswell=0.8), MACHINE, tmp_path)
+    assert (tmp_path / FASTER_VARIANTS_FILE).exists()
+    remember_variants(times_of("Q8_0", zen4=1.0, haswell=1.0), MACHINE, tmp_path)
+    assert not (tmp_path / FASTER_VARIANTS_FILE).exists()
 
 
 def test_variants_are_compared_where_they_compute(
