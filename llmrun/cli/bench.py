@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmrun.bench import cases as known
+from llmrun.bench import cases as bench_cases
 from llmrun.bench.cases import MOST_REPETITIONS, NamedModel, check_cases, check_models, fit_together, numbers
 from llmrun.bench.external import LLAMA_BENCH, ExternalComparison, find, our_side, result_of, versus
 from llmrun.bench.load import PROMPT_TOKENS, LoadRequest
@@ -41,7 +41,7 @@ from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError, require_within
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
-from llmrun.model.loading import A_CHAT, prepare
+from llmrun.model.loading import A_CHAT, ExpectedUse, prepare
 from llmrun.models.adapters import adapter_bytes
 from llmrun.models.location import locate
 from llmrun.models.store.use import using
@@ -60,7 +60,7 @@ from llmrun.ui.views.bench_load import load_page, show_gains, show_outcome
 if TYPE_CHECKING:
     from llmrun.bench.cases import BenchGrid, Case
     from llmrun.bench.load import LoadOutcome
-    from llmrun.gguf.header import Header
+    from llmrun.model import Model
     from llmrun.models.registry import ModelSpec
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
@@ -179,24 +179,45 @@ def measure_load(
     preferences = LoadPreferences(
         threads=number_of_threads("--clients", lists), parallel=max(clients), workers=lists.workers
     )
-    preferences = with_preset(models[0], preferences)
     tokens = typed.tokens or _DEFAULT_TOKENS
-    spec, path = find_model(output, models[0], yes=yes)
-    name = path.stem if spec.path else models[0]
-    with using(path):
-        model = prepare(spec, path, preferences, warm_up=True, adapters=lists.adapters)
+    with _prepared(output, models[0], preferences, lists.adapters, yes=yes) as (name, model):
         if PROMPT_TOKENS + tokens > model.plan.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",
                 why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.plan.n_ctx:,}",
             )
-        for note in model.plan.notes:
-            output.note(note)
         request = LoadRequest(name, model.load, clients, tokens, how.repetitions, how.warm_up)
         view = BenchView(output, [name], (), shows_rows=False)
         outcome = run_load(request, view.progress)
         view.clear()
     _end_load(output, request, outcome, after)
+
+
+@contextmanager
+def _prepared(
+    output: Output,
+    name: str,
+    preferences: LoadPreferences,
+    adapters: tuple[Adapter, ...],
+    *,
+    yes: bool,
+    draft: str | None = None,
+    expected: ExpectedUse | None = None,
+) -> Iterator[tuple[str, Model]]:
+    """Yield a model, downloaded if necessary, protected from removal and ready to be loaded, after its name.
+
+    Args:
+        draft: name of the model that drafts.
+        expected: purpose; see prepare().
+    """
+    preferences = with_preset(name, preferences)
+    spec, path = find_model(output, name, yes=yes)
+    drafts = find_draft(output, draft, yes=yes)
+    with using(path), using(drafts.path) if drafts is not None else nullcontext():
+        model = prepare(spec, path, preferences, warm_up=True, expected=expected, draft=drafts, adapters=adapters)
+        for note in model.plan.notes:
+            output.note(note)
+        yield path.stem if spec.path else name, model
 
 
 def _measure_remote(
@@ -313,7 +334,7 @@ _FLAG = "--speculate"
 def measure_speculation(
     output: Output,
     models: Sequence[str],
-    asked: LoadTestOptions,
+    typed: LoadTestOptions,
     lists: BenchArguments,
     how: MeasurementOptions,
     after: OutputOptions,
@@ -328,23 +349,16 @@ def measure_speculation(
     if len(models) != 1 or models[0] in BENCH_ACTIONS:
         raise UsageError(f"{_FLAG} measures one model", hint=f"llmrun bench smollm2 {_FLAG}")
     refuse_others(_FLAG, lists, how, after)
-    require_within("--tokens", asked.tokens, (2, MOST_TOKENS))
-    preferences = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers)
-    preferences = with_preset(models[0], preferences)
-    spec, path = find_model(output, models[0], yes=yes)
-    name = path.stem if spec.path else models[0]
-    draft, heads = read_draft_source(asked.draft)
-    preferences = replace(preferences, draft_heads=heads)
-    drafts = find_draft(output, draft, yes=yes)
-    with using(path), using(drafts.path) if drafts is not None else nullcontext():
-        model = prepare(spec, path, preferences, warm_up=True, expected=A_CHAT, draft=drafts, adapters=lists.adapters)
-        for note in model.plan.notes:
-            output.note(note)
+    require_within("--tokens", typed.tokens, (2, MOST_TOKENS))
+    draft, heads = read_draft_source(typed.draft)
+    preferences = LoadPreferences(threads=number_of_threads(_FLAG, lists), workers=lists.workers, draft_heads=heads)
+    opened = _prepared(output, models[0], preferences, lists.adapters, yes=yes, draft=draft, expected=A_CHAT)
+    with opened as (name, model):
         view = BenchView(output, [name], (), shows_rows=False)
         outcome = measure_gains(
             model,
             name,
-            tokens=asked.tokens or _TOKENS_WITH_DRAFTS,
+            tokens=typed.tokens or _TOKENS_WITH_DRAFTS,
             repetitions=how.repetitions,
             warm_up=how.warm_up,
             on_progress=view.progress,
@@ -501,18 +515,13 @@ def _opened(
             path = each.path or fetch(output, each.spec, settings, yes=yes)
             header = read_header(path)
             check(header)
-            _check_adapters(lists.adapters, header)
+            adapter_bytes(lists.adapters, header)  # raises for one that does not fit
             stack.enter_context(using(path))
             label = "+".join((Path(name).stem if each.spec.path else name, *(one.name for one in lists.adapters)))
             usual = None if lists.settings else _usual(name, each.spec, path, lists)
             spread = _spread(output, each.spec, path, lists.workers) if lists.workers else None
             models.append(BenchedModel(label, path.absolute(), header, usual, lists.adapters, spread))
         yield tuple(models)
-
-
-def _check_adapters(adapters: tuple[Adapter, ...], header: Header) -> None:
-    if adapters:
-        adapter_bytes(adapters, header)
 
 
 def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
@@ -591,19 +600,19 @@ def grid_of(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> B
     """
 
     def numbers(texts: Lists, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        return default if texts is None else known.numbers(texts, option)
+        return default if texts is None else bench_cases.numbers(texts, option)
 
     silent = with_chat and lists.prompts is None and lists.answers is None and lists.pairs is None
-    chats = [",".join(map(str, known.DEFAULT_CHAT))] if silent and lists.chats is None else lists.chats or []
-    return known.BenchGrid(
+    chats = [",".join(map(str, bench_cases.DEFAULT_CHAT))] if silent and lists.chats is None else lists.chats or []
+    return bench_cases.BenchGrid(
         settings={
             "threads": (threads,),
-            **{name: known.setting_values(name, texts) for name, texts in lists.settings.items()},
+            **{name: bench_cases.setting_values(name, texts) for name, texts in lists.settings.items()},
         },
-        prompts=numbers(lists.prompts, "-p", (known.DEFAULT_PROMPT,)),
-        answers=numbers(lists.answers, "-n", (known.DEFAULT_ANSWER,)),
-        pairs=known.pairs(lists.pairs or (), "-pg"),
-        chats=known.pairs(chats, "--chat"),
+        prompts=numbers(lists.prompts, "-p", (bench_cases.DEFAULT_PROMPT,)),
+        answers=numbers(lists.answers, "-n", (bench_cases.DEFAULT_ANSWER,)),
+        pairs=bench_cases.pairs(lists.pairs or (), "-pg"),
+        chats=bench_cases.pairs(chats, "--chat"),
         depths=numbers(lists.depths, "-d", (0,)),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -200,8 +199,12 @@ def several(
         return None
     if report_to is not None:
         checked_target(report_to, "--report-to")
-    names = [name for name in (types or USUAL_TYPES).split(",") if name.strip()]
-    return MultipleTypes(tuple(map(file_type, names)), report_to, read_text(text) if text is not None else None)
+    evaluated = read_text(text) if text is not None else None
+    return MultipleTypes(_read_types(types or USUAL_TYPES), report_to, evaluated)
+
+
+def _read_types(text: str) -> tuple[str, ...]:
+    return tuple(file_type(name) for name in text.split(",") if name.strip())
 
 
 SourceArgument = Annotated[
@@ -416,7 +419,12 @@ def report(
     """
     if to is not None:
         checked_target(to, "--output")
-    asked = several(types or QUICK_TYPES * quick, report=True, report_to=to, text=text)
-    assert asked is not None
-    asked = replace(asked, preferences=preferences, is_quick=quick)
-    inspect.unwrap(quantize)(source, tensors(), goal(), importance, asked, out, threads=preferences.threads, yes=yes)
+    several = MultipleTypes(
+        _read_types(types or (QUICK_TYPES if quick else USUAL_TYPES)),
+        to,
+        read_text(text) if text is not None else None,
+        preferences,
+        quick,
+    )
+    options = QuantizeOptions(imatrix=importance.source, calibration=importance.text, threads=preferences.threads)
+    _report(Output(), find(source), out, options, several, may_replace=yes)

@@ -52,23 +52,23 @@ _RETRY_BOUNDS = (2, 9)
 DROP = "--drop"
 
 
-def retry(chat: Chat, rest: str) -> None:
+def retry(chat: Chat, argument: str) -> None:
     """Answer the last question again, or several times at once, and keep one of these answers."""
-    if not rest:
+    if not argument:
         chat.answer(chat.conversation.retry())
         return
     low, high = _RETRY_BOUNDS
-    if not rest.isdecimal() or not low <= int(rest) <= high:
-        raise UsageError(f"invalid /retry {rest}", why=f"must be a number of answers, {low} to {high}")
+    if not argument.isdecimal() or not low <= int(argument) <= high:
+        raise UsageError(f"invalid /retry {argument}", why=f"must be a number of answers, {low} to {high}")
     sampling, _ = chat.conversation.sampling()
-    seeds = seeds_for(replace(sampling, seed=None), int(rest))
+    seeds = seeds_for(replace(sampling, seed=None), int(argument))
     chat.answer(chat.conversation.retry_n(seeds), partial(_show_and_choose, chat, seeds))
 
 
-def resume(chat: Chat, rest: str) -> None:
+def resume(chat: Chat, argument: str) -> None:
     """Continue the last answer where it ended."""
-    if rest:
-        raise UsageError(f"invalid /continue {rest}", why="it takes nothing", hint="/continue")
+    if argument:
+        raise UsageError(f"invalid /continue {argument}", why="it takes nothing", hint="/continue")
     chat.answer(chat.conversation.resume())
 
 
@@ -86,34 +86,34 @@ def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None
     return finished[-1]
 
 
-def edit(chat: Chat, rest: str) -> None:
+def edit(chat: Chat, argument: str) -> None:
     """Ask another question instead of the last one, with the same files and images."""
     last = chat.conversation.chat.last_question
     if last is None or not isinstance(last.part, Question):
         chat.output.note("There is no question yet.")
         return
-    if not rest:
+    if not argument:
         chat.typed.prefill(last.part.shown)
-        rest = chat.typed.read() or ""
+        argument = chat.typed.read() or ""
         if chat.typed.is_command:
-            chat.obey(rest)
+            chat.obey(argument)
             return
-    if rest:
-        chat.answer(chat.conversation.edit(last.part.reworded(rest, chat.find_passages(rest, is_edit=True))))
+    if argument:
+        chat.answer(chat.conversation.edit(last.part.reworded(argument, chat.find_passages(argument, is_edit=True))))
 
 
-def undo(chat: Chat, rest: str) -> None:
+def undo(chat: Chat, argument: str) -> None:
     """Remove the last question and its answer from the conversation."""
-    if rest:
-        raise UsageError(f"invalid /undo {rest}", why="it removes one question and its answer", hint="/undo")
+    if argument:
+        raise UsageError(f"invalid /undo {argument}", why="it removes one question and its answer", hint="/undo")
     question = chat.conversation.chat.undo()
     chat.output.note(f'Removed: "{short(question.shown)}"' if question else "There is no question to remove.")
 
 
-def branch(chat: Chat, rest: str) -> None:
+def branch(chat: Chat, argument: str) -> None:
     """List the branches, switch to one, or start a new one."""
-    saved, name = chat.conversation.chat, unquoted(rest)
-    first, _, new = rest.partition(" ")
+    saved, name = chat.conversation.chat, unquoted(argument)
+    first, _, new = argument.partition(" ")
     if not name:
         _list_branches(chat)
     elif first == "new" and new.strip():
@@ -161,10 +161,10 @@ def _list_branches(chat: Chat) -> None:
             chat.output.note(f'  {name}: {turns}, differs from turn {turn} on: "{short(text)}"')
 
 
-def clear(chat: Chat, rest: str) -> None:
+def clear(chat: Chat, argument: str) -> None:
     """Start the conversation anew."""
-    if rest:
-        raise UsageError(f"invalid /clear {rest}", why="it takes nothing", hint="/clear")
+    if argument:
+        raise UsageError(f"invalid /clear {argument}", why="it takes nothing", hint="/clear")
     saved = chat.conversation.chat
     if not saved.entries:
         chat.output.note("The conversation is empty already.")
@@ -173,34 +173,34 @@ def clear(chat: Chat, rest: str) -> None:
     chat.output.note(f"Started anew. The old conversation stays saved: {way_back(saved)}.")
 
 
-def attach_files(chat: Chat, rest: str) -> None:
+def attach_files(chat: Chat, argument: str) -> None:
     """Attach files to the next message, or detach some."""
-    _attach(chat, rest, "/file", attach)
+    _attach(chat, argument, "/file", attach)
 
 
-def attach_images(chat: Chat, rest: str) -> None:
+def attach_images(chat: Chat, argument: str) -> None:
     """Attach images to the next message, or detach some."""
-    _attach(chat, rest, "/image", lambda names, beside: attach_media(names, "image", beside))
+    _attach(chat, argument, "/image", lambda names, beside: attach_media(names, "image", beside))
 
 
-def attach_audio(chat: Chat, rest: str) -> None:
+def attach_audio(chat: Chat, argument: str) -> None:
     """Attach audio to the next message, or detach some."""
-    _attach(chat, rest, "/audio", lambda names, beside: attach_media(names, "audio", beside))
+    _attach(chat, argument, "/audio", lambda names, beside: attach_media(names, "audio", beside))
 
 
-def _attach(chat: Chat, rest: str, command: str, read: Callable[..., Attachments]) -> None:
+def _attach(chat: Chat, argument: str, command: str, read: Callable[..., Attachments]) -> None:
     """Attach what `read` returns for the names, given what is attached; or detach what follows --drop."""
     model, before = chat.conversation.model, chat.attached
-    if dropped := _dropped(command, rest):
+    if dropped := _dropped(command, argument):
         chat.attached = reduce(Attachments.without, dropped, before)
     else:
-        attached = read(_names(rest), beside=before)
+        attached = read(_names(argument), beside=before)
         require_modalities(model.name, attached.modalities, model.modalities, server=model.used.server)
         chat.attached = attached
     list_attached(chat, "")
 
 
-def list_attached(chat: Chat, rest: str) -> None:
+def list_attached(chat: Chat, argument: str) -> None:
     """Print the attached files."""
     attached = chat.attached
     show_attached(chat.output, attached)
@@ -212,13 +212,13 @@ def list_attached(chat: Chat, rest: str) -> None:
         chat.output.note(f"Attached to the next message: {files}. /file --drop NAME detaches one.")
 
 
-def _dropped(command: str, rest: str) -> list[str]:
+def _dropped(command: str, argument: str) -> list[str]:
     """Return the names after --drop; none without it.
 
     Raises:
         UsageError: there are no names.
     """
-    first, _, names = rest.partition(" ")
+    first, _, names = argument.partition(" ")
     if first != DROP:
         return []
     if not names.strip():
@@ -226,25 +226,25 @@ def _dropped(command: str, rest: str) -> list[str]:
     return _names(names.strip())
 
 
-def _names(rest: str) -> list[str]:
+def _names(argument: str) -> list[str]:
     """Return the file names in a command; one with blanks stands alone, or in quotes."""
-    if os.path.lexists(os.path.expanduser(rest)):  # noqa: PTH111 - a Path would lose a slash at the end
-        return [rest]
+    if os.path.lexists(os.path.expanduser(argument)):  # noqa: PTH111 - a Path would lose a slash at the end
+        return [argument]
     try:
-        return shlex.split(rest)
+        return shlex.split(argument)
     except ValueError:  # an apostrophe
-        return rest.split()
+        return argument.split()
 
 
 _BEAMS = 4
 
 
-def search_again(chat: Chat, rest: str) -> None:
+def search_again(chat: Chat, argument: str) -> None:
     """Search for the likeliest answer to the last question."""
-    if rest and not rest.isdecimal():
-        raise UsageError(f"invalid /beams {rest}", why=f"must be a number of beams, 2 to {MOST_BEAMS}")
-    require_within("/beams", int(rest or _BEAMS), (2, MOST_BEAMS))
-    settings = BeamSettings(int(rest or _BEAMS))
+    if argument and not argument.isdecimal():
+        raise UsageError(f"invalid /beams {argument}", why=f"must be a number of beams, 2 to {MOST_BEAMS}")
+    require_within("/beams", int(argument or _BEAMS), (2, MOST_BEAMS))
+    settings = BeamSettings(int(argument or _BEAMS))
     conversation, searches = chat.conversation, list[BeamsFound]()
     model = loaded_locally(conversation.model, "/beams")
 
@@ -293,9 +293,9 @@ USUAL_PARAMETERS = frozenset(
 """Flags of the sampling parameters that /set shows even if nothing sets them."""
 
 
-def set_value(chat: Chat, rest: str) -> None:
+def set_value(chat: Chat, argument: str) -> None:
     """Print the sampling parameters, or set one."""
-    words = rest.removeprefix("parameter ").split(maxsplit=1)
+    words = argument.removeprefix("parameter ").split(maxsplit=1)
     if words in ([], ["all"]):
         rows = sampling_rows(*chat.conversation.sampling())
         shown = [row for row in rows if words or row[0] in USUAL_PARAMETERS or row[2] not in ("default", SERVER)]
@@ -312,53 +312,53 @@ def set_value(chat: Chat, rest: str) -> None:
         chat.output.note(f"{PARAMETERS[name].flag} is now {shown_value(name, value)}.")
 
 
-def think(chat: Chat, rest: str) -> None:
-    """Set whether the model reasons, or how long, or how that is displayed; the rest stays."""
+def think(chat: Chat, argument: str) -> None:
+    """Set whether the model reasons, or how long, or how that is displayed; all else stays."""
     settings = chat.conversation.settings
     request = settings.request
-    if rest in ("on", "off"):
-        settings.request = replace(request, thinking=rest == "on")
-    elif rest in EFFORTS or rest.isdecimal():
-        if rest in EFFORTS:
-            request = replace(request, reasoning_effort=rest)
+    if argument in ("on", "off"):
+        settings.request = replace(request, thinking=argument == "on")
+    elif argument in EFFORTS or argument.isdecimal():
+        if argument in EFFORTS:
+            request = replace(request, reasoning_effort=argument)
         else:
-            require_within("/think", int(rest), (0, MOST_TOKENS))
-            request = replace(request, thinking_tokens=int(rest))
+            require_within("/think", int(argument), (0, MOST_TOKENS))
+            request = replace(request, thinking_tokens=int(argument))
         settings.request = replace(request, thinking=request.thinking or None)
-    elif rest not in ("hide", "fold"):
+    elif argument not in ("hide", "fold"):
         why = "must be on, off, hide, fold, a number of tokens, or an effort such as low"
-        raise UsageError(f"invalid /think {rest}", why=why)
-    if rest in ("on", "hide", "fold"):
-        chat.shown_as = replace(chat.shown_as, think=cast("Think", rest))
+        raise UsageError(f"invalid /think {argument}", why=why)
+    if argument in ("on", "hide", "fold"):
+        chat.shown_as = replace(chat.shown_as, think=cast("Think", argument))
     if not chat.conversation.model.thinks:
         chat.output.note(f"{chat.conversation.model.name} has no thinking mode.")
 
 
-def speculation(chat: Chat, rest: str) -> None:
+def speculation(chat: Chat, argument: str) -> None:
     """Set the number of drafted tokens a step, and their display."""
     drafting = loaded_locally(chat.conversation.model, "/speculation").drafting
-    if rest not in ("", "on"):
-        drafting.most = read_speculate(rest, "/speculation")
-    elif rest == "on" and drafting.most == OFF:
+    if argument not in ("", "on"):
+        drafting.most = read_speculate(argument, "/speculation")
+    elif argument == "on" and drafting.most == OFF:
         drafting.most = AUTO
     chat.loading = replace(chat.loading, speculate=drafting.most)  # of further models
-    chat.shown_as = replace(chat.shown_as, tints=(chat.shown_as.tints or rest == "on") and rest != "off")
+    chat.shown_as = replace(chat.shown_as, tints=(chat.shown_as.tints or argument == "on") and argument != "off")
     tints = "; accepted ones are coloured" if chat.shown_as.tints else ""
     chat.output.note(f"Drafted tokens: {drafting.words}{tints}.")
 
 
-def set_system(chat: Chat, rest: str) -> None:
+def set_system(chat: Chat, argument: str) -> None:
     """Print the system prompt, or set another."""
     saved = chat.conversation.chat
-    if rest:
-        saved.set_system(unquoted(rest))
+    if argument:
+        saved.set_system(unquoted(argument))
     chat.output.note(f"System prompt: {saved.system}" if saved.system else "There is no system prompt.")
 
 
-def change_model(chat: Chat, rest: str) -> None:
+def change_model(chat: Chat, argument: str) -> None:
     """Print the model, or load another."""
     conversation = chat.conversation
-    if not rest:
+    if not argument:
         chat.output.note(f"{conversation.model.name}: {conversation.model.used.path}")
         return
     before = conversation.model
@@ -368,7 +368,7 @@ def change_model(chat: Chat, rest: str) -> None:
     flags = {**settings.flags, **settings.session}
     loaded = open_chat_model(
         chat.output,
-        rest,
+        argument,
         chat.loading,
         settings.request,
         flags,
@@ -383,7 +383,7 @@ def change_model(chat: Chat, rest: str) -> None:
     chat.output.note(f"Switched to {conversation.model.name}.")
 
 
-def multiline(chat: Chat, rest: str) -> None:
+def multiline(chat: Chat, argument: str) -> None:
     """Toggle the meaning of Enter."""
     chat.typed.multiline = not chat.typed.multiline
     chat.output.note(chat.typed.multiline_hint)
@@ -393,7 +393,7 @@ REMEMBERED = 16  # tokens that /why can explain; each takes 4 bytes for every to
 _CANDIDATES = 8
 
 
-def show_header(chat: Chat, rest: str) -> None:
+def show_header(chat: Chat, argument: str) -> None:
     """Print the model's header."""
     from llmrun.cli.show import header_facts
     from llmrun.ui.views.model_facts import show_model
@@ -401,7 +401,7 @@ def show_header(chat: Chat, rest: str) -> None:
     show_model(chat.output, header_facts(loaded_locally(chat.conversation.model, "/show").header), stderr=True)
 
 
-def show_offered(chat: Chat, rest: str) -> None:
+def show_offered(chat: Chat, argument: str) -> None:
     """Print the model's tools."""
 
     show_tools(chat.output, chat.tools.offered, chat.tools.offers)
@@ -409,7 +409,7 @@ def show_offered(chat: Chat, rest: str) -> None:
         chat.output.note("There are no tools: llmrun chat --tools FILE.py")
 
 
-def show_window(chat: Chat, rest: str) -> None:
+def show_window(chat: Chat, argument: str) -> None:
     """Print the content of the context window."""
 
     messages = chat.conversation.chat.messages()
@@ -420,7 +420,7 @@ def show_window(chat: Chat, rest: str) -> None:
     show_context(chat.output, messages, chat.conversation.count(), model.n_ctx, about=bool(model.used.server))
 
 
-def sources(chat: Chat, rest: str) -> None:
+def sources(chat: Chat, argument: str) -> None:
     """Print the passages that were sent with the last question."""
 
     last = chat.conversation.chat.last_question
@@ -430,7 +430,7 @@ def sources(chat: Chat, rest: str) -> None:
     show_passages(chat.output, passages)
 
 
-def stats(chat: Chat, rest: str) -> None:
+def stats(chat: Chat, argument: str) -> None:
     """Print the statistics of the last answer."""
     answer = chat.conversation.chat.last_answer
     if answer is None:
@@ -442,18 +442,18 @@ def stats(chat: Chat, rest: str) -> None:
         chat.output.note(summary(Finished(0, answer.finish, answer.stats), times))
 
 
-def why(chat: Chat, rest: str) -> None:
+def why(chat: Chat, argument: str) -> None:
     """Print how tokens of the last answer were chosen."""
-    count = rest or "1"
+    count = argument or "1"
     if not count.isdecimal() or not 1 <= int(count) <= REMEMBERED:
-        raise UsageError(f"invalid /why {rest}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
+        raise UsageError(f"invalid /why {argument}", why=f"must be a number of tokens, 1 to {REMEMBERED}")
     model = _with_last_answer(chat, "/why")
-    choices = model.explain(int(count) if rest else REMEMBERED, _CANDIDATES).choices
-    for choice in choices if rest else (least_certain(choices),):
+    choices = model.explain(int(count) if argument else REMEMBERED, _CANDIDATES).choices
+    for choice in choices if argument else (least_certain(choices),):
         show_choice(chat.output, choice)
 
 
-def explain(chat: Chat, rest: str) -> None:
+def explain(chat: Chat, argument: str) -> None:
     """Print how the model made the last answer."""
     model = _with_last_answer(chat, "/explain")
     from llmrun.insight.explain import explain_answer
@@ -478,9 +478,9 @@ def _with_last_answer(chat: Chat, command: str) -> Model:
     return model
 
 
-def save(chat: Chat, rest: str) -> None:
+def save(chat: Chat, argument: str) -> None:
     """Rename this chat."""
-    name = unquoted(rest)
+    name = unquoted(argument)
     if not name:
         raise UsageError("/save needs a name", hint="/save trip-to-rome; every turn is saved anyway")
     saved = chat.conversation.chat
@@ -489,9 +489,9 @@ def save(chat: Chat, rest: str) -> None:
     chat.output.note(f"This chat is now called {name}: {resumed}")
 
 
-def load(chat: Chat, rest: str) -> None:
+def load(chat: Chat, argument: str) -> None:
     """Open another saved chat."""
-    name = unquoted(rest)
+    name = unquoted(argument)
     if not name:
         raise UsageError("/load needs a name", hint="/sessions lists them")
     opened = chat.store.open(name)
@@ -503,15 +503,15 @@ def load(chat: Chat, rest: str) -> None:
     chat.greet()
 
 
-def list_sessions(chat: Chat, rest: str) -> None:
+def list_sessions(chat: Chat, argument: str) -> None:
     """Print the saved chats."""
     for facts in chat.store.all()[:20]:
         chat.output.note(f"  {facts.name}: {counted(facts.turns, 'turn')}, {short(facts.first)}")
 
 
-def export_chat(chat: Chat, rest: str) -> None:
+def export_chat(chat: Chat, argument: str) -> None:
     """Write this chat to a file."""
-    name = unquoted(rest)
+    name = unquoted(argument)
     form = format_for(name)
     if form is None:
         raise UsageError("/export needs a file name with .md, .json or .jsonl", hint="/export chat.md")
@@ -523,7 +523,7 @@ def export_chat(chat: Chat, rest: str) -> None:
     chat.output.note(f"Wrote {path}.")
 
 
-def copy_answer(chat: Chat, rest: str) -> None:
+def copy_answer(chat: Chat, argument: str) -> None:
     """Copy the last answer to the clipboard."""
     answer = chat.conversation.chat.last_answer
     if answer is None:
@@ -542,17 +542,17 @@ class SlashCommand(NamedTuple):
     is_usual: bool = False  # shown by /help, and not only by /help all
 
 
-def show_help(chat: Chat, rest: str) -> None:
+def show_help(chat: Chat, argument: str) -> None:
     """Print the usual commands and keys, or with "all" every one."""
 
-    if rest not in ("", "all"):
-        raise UsageError(f"invalid /help {rest}", why="must be all, or nothing", hint="/help all")
-    meanings = {name: command.meaning for name, command in SLASH_COMMANDS.items() if rest or command.is_usual}
-    keys = {key: meaning for key, meaning in KEYS.items() if rest or key in USUAL_KEYS}
+    if argument not in ("", "all"):
+        raise UsageError(f"invalid /help {argument}", why="must be all, or nothing", hint="/help all")
+    meanings = {name: command.meaning for name, command in SLASH_COMMANDS.items() if argument or command.is_usual}
+    keys = {key: meaning for key, meaning in KEYS.items() if argument or key in USUAL_KEYS}
     show_facts(chat.output, [*meanings.items(), *keys.items()], stderr=True)
 
 
-def leave(chat: Chat, rest: str) -> None:
+def leave(chat: Chat, argument: str) -> None:
     """Make this message the last."""
     chat.leaves = True
 
