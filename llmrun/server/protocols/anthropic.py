@@ -95,11 +95,6 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
     )
 
 
-def counted(tokens: int) -> dict[str, Any]:
-    """Return the response of count_tokens."""
-    return {"input_tokens": tokens}
-
-
 def _system(fields: Fields) -> Iterable[Message]:
     text = _BILLING.sub("", _text(fields, "system"))
     return (Message("system", text),) if text else ()
