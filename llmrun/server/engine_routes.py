@@ -13,7 +13,7 @@ from starlette.routing import Route
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
+from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED
 from llmrun.server.answer import CompletionRequest
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import read_json
@@ -97,14 +97,14 @@ class EngineRoutes:
         fields = Fields(await read_json(request.receive))
         tokens = fields.wholes("tokens", 0, HIGHEST_TOKEN)
         async with self._state.engine(fields.text("model") or "") as (engine, _):
-            found = await engine.do(DETOKENIZE, Detokenize(tokens))
-        return JSONResponse({"content": found.text})
+            text = await engine.do(DETOKENIZE, tokens)
+        return JSONResponse({"content": text})
 
     # ---- about the prompt of a request for completions ----
 
     async def _apply_template(self, request: Request) -> Response:
-        rendered = await self._ask(APPLY_TEMPLATE, openai_chat.read, await read_json(request.receive))
-        return JSONResponse({"prompt": rendered.text})
+        prompt = await self._ask(APPLY_TEMPLATE, openai_chat.read, await read_json(request.receive))
+        return JSONResponse({"prompt": prompt})
 
     async def _count_messages(self, request: Request) -> Response:
         counted = await self._ask(COUNT_TOKENS, anthropic.read_count, await read_json(request.receive))

@@ -151,7 +151,7 @@ class PageInsights:
             model = _model_of(answer, pooled)
             asked = AnswerRequest(messages=await _messages(model, said), thinking=fields.flag("thinking"))
             rendered, counted = await engine.do(APPLY_TEMPLATE, asked), await engine.do(COUNT_TOKENS, asked)
-            prompt = (await engine.do(TOKENIZE_LOADED, TokenizeText("", rendered.text))).tokens
+            prompt = (await engine.do(TOKENIZE_LOADED, TokenizeText("", rendered))).tokens
             begin = model.header.integer("tokenizer.ggml.bos_token_id")
             if begin is not None and counted.total == len(prompt) + 1:  # which is not part of the text
                 prompt = (begin, *prompt)
