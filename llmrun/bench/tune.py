@@ -668,7 +668,7 @@ def _cpu_variants() -> tuple[str, ...]:
     if os.environ.get("LLMRUN_CPU") or not has_variants():
         return ()
     with closing(EngineClient()) as engine:
-        return engine.do(CPU_VARIANTS, Empty()).names
+        return engine.do(CPU_VARIANTS, Empty())
 
 
 def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:

@@ -389,15 +389,13 @@ def _require_model(names: tuple[str, ...], given: Mapping[str, bool]) -> None:
 
 def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) -> None:
     """Print how a model was loaded."""
-    assert pooled.loaded is not None
-    assert pooled.model is not None
-    plan = pooled.model.plan
-    different = compare_allocated(pooled.model.header, plan, pooled.loaded.buffers, load_settings().state_dir)
-    for note in (*plan.notes, *different):
+    model = pooled.loaded_model
+    different = compare_allocated(model.header, model.plan, model.loaded.buffers, load_settings().state_dir)
+    for note in (*model.plan.notes, *different):
         view.note(note)
     if options.verbose:
-        view.note(plan.summary)
-    view.loaded(pooled.name, pooled.loaded.n_ctx, options.preferences.parallel, pooled.loaded.load_seconds)
+        view.note(model.plan.summary)
+    view.loaded(pooled.name, model.n_ctx, options.preferences.parallel, model.loaded.load_seconds)
 
 
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:

@@ -167,7 +167,7 @@ class EngineProcess:
             COUNT_TOKENS.name: lambda request, command: self._prompts.count(command, request, self._channel.send),
             APPLY_TEMPLATE.name: lambda request, command: self._prompts.rendered(command, request, self._channel.send),
             TOKENIZE_LOADED.name: lambda _, command: self._prompts.tokenize(command),
-            DETOKENIZE.name: lambda _, command: self._prompts.detokenize(command),
+            DETOKENIZE.name: lambda _, tokens: self._prompts.detokenize(tokens),
         }
         self._compute_questions: dict[str, Callable[[int, Any], Any]] = {
             EXPLAIN_CHOICES.name: lambda _, command: self._explain(command),

@@ -417,7 +417,7 @@ class Model:
 
         model.detokenize(model.tokenize("Hello"))
         """
-        return self._living_engine().do(questions.DETOKENIZE, questions.Detokenize(tuple(tokens))).text
+        return self._living_engine().do(questions.DETOKENIZE, tuple(tokens))
 
     @checked
     def count(

@@ -169,7 +169,7 @@ def measure(
     with closing(EngineClient()) as engine:
         command = MeasureKernels(threads, tuple(types), cache)
         on_progress(0.0)  # the engine starts
-        measured = engine.do(KERNELS, command, lambda update: on_progress(update.share), seconds=_MOST_SECONDS)
+        measured = engine.do(KERNELS, command, on_progress, seconds=_MOST_SECONDS)
     return replace(measured, others=before.others())
 
 

@@ -69,15 +69,21 @@ def from_json(cls: type[Value], data: Any, *, newer: bool = False) -> Value:
     """Return a dataclass or named tuple from the data made by as_dict(); missing fields get their defaults.
 
     Args:
+        cls: or another annotation, such as tuple[int, ...], for data that are only such a value.
         newer: the data may be of a newer llmrun, whose unknown fields are ignored.
 
     Raises:
         TypeError, ValueError: the data are of something else; names the field.
         LlmrunError: the dataclass itself refuses a value.
     """
+    kind: Any = cls  # mypy takes a class for something that has no hash
+    if not _is_ours(kind):
+        value = _field(kind, "the value", newer)
+        is_exact = type(data) is value.exact
+        read: Value = data if is_exact else value.convert(data)
+        return read
     if type(data) is not dict:
         _refuse(data, cls.__name__)
-    kind: Any = cls  # mypy takes a class for something that has no hash
     known = _fields(kind, newer)
     values = {}
     for name, value in data.items():

@@ -22,24 +22,6 @@ class TokenCount(NamedTuple):
     history: PromptHistory | None = None  # as in Started
 
 
-class RenderedPrompt(NamedTuple):
-    """The prompt of a conversation."""
-
-    text: str  # without its images
-
-
-class Detokenize(NamedTuple):
-    """Turn token ids into text."""
-
-    tokens: tuple[int, ...]
-
-
-class DetokenizedText(NamedTuple):
-    """The text of token ids, with the texts of control tokens; bytes that are not characters are U+FFFD."""
-
-    text: str
-
-
 class ExplainChoices(NamedTuple):
     """Explain how the last tokens of a finished answer were chosen."""
 
@@ -110,9 +92,11 @@ class EngineStatus(NamedTuple):
 
 
 COUNT_TOKENS = JobKind("count_tokens", AnswerRequest, Empty, TokenCount, needs_model=True)
-APPLY_TEMPLATE = JobKind("apply_template", AnswerRequest, Empty, RenderedPrompt, needs_model=True)
+# The prompt of a conversation, without its images.
+APPLY_TEMPLATE = JobKind("apply_template", AnswerRequest, Empty, str, needs_model=True)
 TOKENIZE_LOADED = JobKind("tokenize_loaded", TokenizeText, Empty, TextTokens, needs_model=True)
-DETOKENIZE = JobKind("detokenize", Detokenize, Empty, DetokenizedText, needs_model=True)
+# The text of token ids, with the texts of control tokens; bytes that are not characters are U+FFFD.
+DETOKENIZE = JobKind("detokenize", tuple[int, ...], Empty, str, needs_model=True)
 EXPLAIN_CHOICES = JobKind("explain_choices", ExplainChoices, Empty, AnswerExplanation, needs_model=True)
 SAVE_STATE = JobKind("save_state", SaveState, Empty, StateSaved, needs_model=True)
 # Interrupted by any other command; the tables are empty then, or if the machine is too busy.

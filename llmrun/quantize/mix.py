@@ -25,7 +25,6 @@ from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import padded, read_header
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.hardware import probe
-from llmrun.protocol.jobs import Progress
 from llmrun.protocol.jobs.mix import MIX, MeasureMix, MixMeasurement
 from llmrun.protocol.jobs.quantize import QUANTIZE, Quantize
 from llmrun.protocol.sizes import readable_size
@@ -145,7 +144,7 @@ def choose(
     imatrix: Path | None = None,
     threads: int | None = None,
     text: str | None = None,
-    on_update: Callable[[Progress], None] = lambda update: None,
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Mix:
     """Find the best mix for a file of at most `target_bytes`.
 
@@ -153,7 +152,7 @@ def choose(
         source: the model's (first) file.
         imatrix: the importance matrix for the quantization.
         text: the text to measure on; None for evaluate.default_text().
-        on_update: called with the progress; an exception from it stops the engine.
+        on_progress: called with the share that is done, 0 to 1; an exception from it stops the engine.
 
     Raises:
         UsageError: no mix is small enough.
@@ -177,7 +176,7 @@ def choose(
             threads=threads,
             seconds=_SECONDS,
         )
-        measured = engine.do(MIX, command, on_update)
+        measured = engine.do(MIX, command, on_progress)
     return room.mix(measured)
 
 

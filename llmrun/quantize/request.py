@@ -286,7 +286,7 @@ def decide(
             n_bytes,
             imatrix=imatrix,
             threads=threads,
-            on_update=lambda update: on_progress("measuring each tensor's error", update.share),
+            on_progress=lambda share: on_progress("measuring each tensor's error", share),
         )
         assert mix.base in FILE_TYPES
         _describe(mix, n_bytes, say)

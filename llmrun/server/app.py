@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from llmrun.errors import LlmrunError
 from llmrun.server.embedding_routes import EmbeddingRoutes
-from llmrun.server.engine_routes import EngineRoutes, ResponseRoutes
+from llmrun.server.engine_routes import EngineRoutes
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
 from llmrun.server.guard import Guard, Policy, header
 from llmrun.server.http import (
@@ -35,7 +35,7 @@ from llmrun.server.http import (
     send_error,
 )
 from llmrun.server.manage_routes import ManageRoutes
-from llmrun.server.model_routes import ANTHROPIC, ModelCatalog, ModelRoutes, OllamaRoutes
+from llmrun.server.model_routes import ANTHROPIC, ModelCatalog, ModelRoutes
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, llama_server, ollama, openai, openai_chat, openai_responses, openai_text
 
@@ -113,10 +113,8 @@ class HttpApp:
             Route("/metrics", self._show_metrics, methods=get),
             *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,
-            *ResponseRoutes(self._state).routes,
             *EmbeddingRoutes(self._state).routes,
             *self._manage.routes,
-            *OllamaRoutes(self._pool, self._catalog).routes,
             Route("/api/hello", self._hello, methods=get),  # health check of Claude Code
             *self._page.routes,
         ]

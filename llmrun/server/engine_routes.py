@@ -1,8 +1,9 @@
-"""Routes that ask an engine a question, and those of kept responses. They count for the queue's limit too."""
+"""Routes that ask an engine a question, which counts for the queue's limit too, and those of kept responses."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -12,7 +13,8 @@ from starlette.routing import Route
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.text import TokenizeText
 from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED, Detokenize
+from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, TOKENIZE_LOADED
+from llmrun.server.answer import CompletionRequest
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import read_json
 from llmrun.server.protocols import anthropic, openai_chat, openai_responses
@@ -23,41 +25,45 @@ _Result = TypeVar("_Result")
 
 
 class EngineRoutes:
-    """llama-server's /props, /tokenize, /detokenize, /apply-template and /lora-adapters, and counts of tokens."""
+    """llama-server's /props, /slots, /tokenize, /detokenize, /apply-template and /lora-adapters; counts of tokens;
+    GET and DELETE /v1/responses/ID, and its input_items."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
     @property
     def routes(self) -> list[Route]:
+        get, post = ["GET"], ["POST"]
         return [
-            Route("/props", self._props, methods=["GET"]),
-            Route("/slots", self._slots, methods=["GET"]),
-            Route("/tokenize", self._tokenize, methods=["POST"]),
-            Route("/detokenize", self._detokenize, methods=["POST"]),
-            Route("/apply-template", self._apply_template, methods=["POST"]),
-            Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
-            Route("/v1/chat/completions/input_tokens", self._count_chat, methods=["POST"]),
-            Route("/chat/completions/input_tokens", self._count_chat, methods=["POST"]),
-            Route("/lora-adapters", self._adapters, methods=["GET"]),
+            Route("/props", self._props, methods=get),
+            Route("/slots", self._slots, methods=get),
+            Route("/tokenize", self._tokenize, methods=post),
+            Route("/detokenize", self._detokenize, methods=post),
+            Route("/apply-template", self._apply_template, methods=post),
+            Route("/lora-adapters", self._adapters, methods=get),
+            Route("/v1/messages/count_tokens", self._count_messages, methods=post),
+            *(
+                Route(f"{version}{path}/input_tokens", count, methods=post)
+                for version in ("/v1", "")
+                for path, count in (("/chat/completions", self._count_chat), ("/responses", self._count_response))
+            ),
+            Route("/v1/responses/{name}", self._get, methods=get),
+            Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
+            Route("/v1/responses/{name}/input_items", self._items, methods=get),
         ]
 
     async def _props(self, request: Request) -> Response:
         """Describe the model in ?model=, or the first one, as llama-server does."""
         async with self._state.engine(request.query_params.get("model", "")) as (_, pooled):
-            assert pooled.loaded is not None
-            assert pooled.model is not None
+            model = pooled.loaded_model
             return JSONResponse(
                 {
-                    "default_generation_settings": {"n_ctx": pooled.loaded.n_ctx},
-                    "total_slots": pooled.model.load.n_seq_max,
+                    "default_generation_settings": {"n_ctx": model.n_ctx},
+                    "total_slots": model.parallel,
                     "model_path": pooled.name,
-                    "chat_template": pooled.model.header.chat_template or "",
-                    "modalities": {
-                        "vision": "image" in pooled.model.modalities,
-                        "audio": "audio" in pooled.model.modalities,
-                    },
-                    "reasoning": bool(pooled.loaded.thinking_tags),
+                    "chat_template": model.header.chat_template or "",
+                    "modalities": {"vision": "image" in model.modalities, "audio": "audio" in model.modalities},
+                    "reasoning": model.thinks,
                 }
             )
 
@@ -67,11 +73,13 @@ class EngineRoutes:
         statuses, slots = await pool.statuses(), list[dict[str, Any]]()
         for pooled in pool.models:
             status = statuses.get(pooled.name)
-            if status is None or pooled.model is None or pooled.loaded is None:
+            if status is None or not pooled.is_loaded:
                 continue
-            figures = {"n_ctx": pooled.loaded.n_ctx, "model": pooled.name}
-            n_slots = pooled.model.load.n_seq_max
-            slots += [{"id": index, **figures, "is_processing": index < status.running} for index in range(n_slots)]
+            model = pooled.loaded_model
+            figures = {"n_ctx": model.n_ctx, "model": pooled.name}
+            slots += [
+                {"id": index, **figures, "is_processing": index < status.running} for index in range(model.parallel)
+            ]
         return JSONResponse(slots)
 
     async def _adapters(self, request: Request) -> Response:
@@ -89,47 +97,41 @@ class EngineRoutes:
         fields = Fields(await read_json(request.receive))
         tokens = fields.wholes("tokens", 0, HIGHEST_TOKEN)
         async with self._state.engine(fields.text("model") or "") as (engine, _):
-            found = await engine.do(DETOKENIZE, Detokenize(tokens))
-        return JSONResponse({"content": found.text})
+            text = await engine.do(DETOKENIZE, tokens)
+        return JSONResponse({"content": text})
 
-    async def _count(self, request: Request) -> Response:
-        completion = anthropic.read_count(await read_json(request.receive))
-        async with self._state.engine(completion.model) as (engine, pooled):
-            asked = self._state.pool.complete(pooled, completion.model, completion.request)
-            counted = await engine.do(COUNT_TOKENS, asked)
-        return JSONResponse(anthropic.counted(counted.total))
-
-    async def _count_chat(self, request: Request) -> Response:
-        counted = await self._ask(COUNT_TOKENS, request)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
+    # ---- about the prompt of a request for completions ----
 
     async def _apply_template(self, request: Request) -> Response:
-        return JSONResponse({"prompt": (await self._ask(APPLY_TEMPLATE, request)).text})
+        prompt = await self._ask(APPLY_TEMPLATE, openai_chat.read, await read_json(request.receive))
+        return JSONResponse({"prompt": prompt})
 
-    async def _ask(self, kind: JobKind[AnswerRequest, Empty, _Result], request: Request) -> _Result:
-        """Return an engine's answer about a body of chat completions."""
-        body = await read_json(request.receive)
-        completion = await asyncio.to_thread(openai_chat.read, body)
+    async def _count_messages(self, request: Request) -> Response:
+        counted = await self._ask(COUNT_TOKENS, anthropic.read_count, await read_json(request.receive))
+        return JSONResponse({"input_tokens": counted.total})
+
+    async def _count_chat(self, request: Request) -> Response:
+        counted = await self._ask(COUNT_TOKENS, openai_chat.read, await read_json(request.receive))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
+
+    async def _count_response(self, request: Request) -> Response:
+        body = self._state.responses.expanded(await read_json(request.receive))
+        counted = await self._ask(COUNT_TOKENS, openai_responses.read, body)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
+
+    async def _ask(
+        self,
+        kind: JobKind[AnswerRequest, Empty, _Result],
+        read: Callable[[Mapping[str, Any]], CompletionRequest],
+        body: Mapping[str, Any],
+    ) -> _Result:
+        """Return an engine's result for the prompt of a request that `read` takes from a body."""
+        completion = await asyncio.to_thread(read, body)
         async with self._state.engine(completion.model) as (engine, pooled):
-            asked = self._state.pool.complete(pooled, completion.model, completion.request)
-            return await engine.do(kind, asked)
+            request = self._state.pool.complete(pooled, completion.model, completion.request)
+            return await engine.do(kind, request)
 
-
-class ResponseRoutes:
-    """GET and DELETE /v1/responses/ID, its input_items, and /v1/responses/input_tokens."""
-
-    def __init__(self, state: ServerState) -> None:
-        self._state = state
-
-    @property
-    def routes(self) -> list[Route]:
-        return [
-            Route("/v1/responses/input_tokens", self._count, methods=["POST"]),
-            Route("/responses/input_tokens", self._count, methods=["POST"]),
-            Route("/v1/responses/{name}", self._get, methods=["GET"]),
-            Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
-            Route("/v1/responses/{name}/input_items", self._items, methods=["GET"]),
-        ]
+    # ---- kept responses ----
 
     async def _get(self, request: Request) -> Response:
         return JSONResponse(self._state.responses.get(request.path_params["name"]).response)
@@ -142,11 +144,3 @@ class ResponseRoutes:
     async def _items(self, request: Request) -> Response:
         items = self._state.responses.get(request.path_params["name"]).input
         return JSONResponse({"object": "list", "data": items, "has_more": False})
-
-    async def _count(self, request: Request) -> Response:
-        body = self._state.responses.expanded(await read_json(request.receive))
-        completion = await asyncio.to_thread(openai_responses.read, body)
-        async with self._state.engine(completion.model) as (engine, pooled):
-            asked = self._state.pool.complete(pooled, completion.model, completion.request)
-            counted = await engine.do(COUNT_TOKENS, asked)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})

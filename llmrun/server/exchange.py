@@ -277,13 +277,13 @@ class ResponseStreams:
 
     def _request(self, index: int) -> AnswerRequest:
         """Return the request for the engine, with sampling by the client, else by the preset, else by the model."""
-        assert self._pooled.model is not None
-        refuse_answers(self._pooled.model.header)
+        model = self._pooled.loaded_model
+        refuse_answers(model.header)
         name = self._completion.model
-        sampling = self._pooled.model.sampling(self._pool.sampling(name, self._completion.sampling))[0]
+        sampling = model.sampling(self._pool.sampling(name, self._completion.sampling))[0]
         if sampling.seed is not None and (place := index % self._completion.n):
             sampling = replace(sampling, seed=(sampling.seed + place) % 2**32)
-        speculation = self._pooled.model.drafting.speculation(self._completion.speculate)
+        speculation = model.drafting.speculation(self._completion.speculate)
         request = self._pool.complete(self._pooled, name, self._completion.of_choice(index))
         return replace(request, sampling=sampling, speculation=speculation, arrived=self._arrived)
 

@@ -118,7 +118,7 @@ _CODEX = "client_version"  # a parameter of Codex's request
 
 
 class ModelRoutes:
-    """GET /v1/models and /v1/models/NAME."""
+    """/v1/models, and Ollama's /api but for its answers and ManageRoutes."""
 
     def __init__(self, pool: Pool, catalog: ModelCatalog) -> None:
         self._pool, self._catalog = pool, catalog
@@ -129,6 +129,10 @@ class ModelRoutes:
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            Route("/api/version", self._version, methods=["GET"]),
+            Route("/api/tags", self._tags, methods=["GET"]),
+            Route("/api/ps", self._running, methods=["GET"]),
+            Route("/api/show", self._show, methods=["POST"]),
         ]
 
     async def _models(self, request: Request) -> Response:
@@ -158,21 +162,7 @@ class ModelRoutes:
         n_ctx = self._pool.n_ctx(model) or trained.get(model, 0)
         return ListedModel(name, created.get(model, 0), n_ctx, self._pool.alias_target(name))
 
-
-class OllamaRoutes:
-    """Ollama's /api, without /api/chat and /api/generate."""
-
-    def __init__(self, pool: Pool, catalog: ModelCatalog) -> None:
-        self._pool, self._catalog = pool, catalog
-
-    @property
-    def routes(self) -> list[Route]:
-        return [
-            Route("/api/version", self._version, methods=["GET"]),
-            Route("/api/tags", self._tags, methods=["GET"]),
-            Route("/api/ps", self._running, methods=["GET"]),
-            Route("/api/show", self._show, methods=["POST"]),
-        ]
+    # ---- Ollama's ----
 
     async def _version(self, request: Request) -> Response:
         return JSONResponse(models.VERSION)
@@ -209,13 +199,9 @@ class OllamaRoutes:
 
 def _running(pooled: PooledModel, described: ModelDescription | None) -> RunningModel:
     """Describe a loaded model; a file outside the store has a short description."""
-    assert pooled.model is not None
-    assert pooled.loaded is not None
-    plan = pooled.model.plan
-    unknown = ModelDescription(
-        pooled.name, 0.0, pooled.model.header.weight_bytes, "", pooled.model.header.architecture, "", ""
-    )
+    model, plan = pooled.loaded_model, pooled.loaded_model.plan
+    unknown = ModelDescription(pooled.name, 0.0, model.header.weight_bytes, "", model.header.architecture, "", "")
     remaining = None if pooled.expiry is None else pooled.expiry.when() - asyncio.get_running_loop().time()
     expires = None if remaining is None or pooled.users else time.time() + remaining
     size = plan.ram_bytes + plan.vram_bytes
-    return RunningModel(described or unknown, expires, size, plan.vram_bytes, pooled.loaded.n_ctx)
+    return RunningModel(described or unknown, expires, size, plan.vram_bytes, model.n_ctx)

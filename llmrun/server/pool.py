@@ -28,7 +28,6 @@ from llmrun.models.store.use import using
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.loading import Loaded
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
@@ -103,7 +102,6 @@ class PooledModel:
         self.used_at = 0.0  # end of the last request, by the event loop's clock
         self.keep_seconds: float | None = None  # that a request asked for; None: the server's default
         self.model: Model | None = None  # header and plan; None before the first load
-        self.loaded: Loaded | None = None
         self.connection: EngineConnection | None = None
         self.starting: asyncio.Task[EngineConnection] | None = None
         self.expiry: asyncio.TimerHandle | None = None
@@ -124,7 +122,13 @@ class PooledModel:
 
     @property
     def is_loaded(self) -> bool:
-        return self.connection is not None and self.connection.alive and self.loaded is not None
+        return self.connection is not None and self.connection.alive
+
+    @property
+    def loaded_model(self) -> Model:
+        """The model of a lease, after Pool.ready()."""
+        assert self.model is not None
+        return self.model
 
     @property
     def is_unused(self) -> bool:
@@ -340,7 +344,7 @@ class Pool:
         pooled = self._models.get(self._paths.get(name, Path()))
         if pooled is None or pooled.model is None:
             return 0
-        return pooled.loaded.n_ctx if pooled.loaded is not None else pooled.model.plan.n_ctx
+        return pooled.model.n_ctx if pooled.is_loaded else pooled.model.plan.n_ctx
 
     async def _find(self, name: str) -> PooledModel:
         name = self.base_name(name)
@@ -434,7 +438,7 @@ class Pool:
             _ = model.used  # as it is now: its file may be renamed or deleted during an answer
             loop = asyncio.get_running_loop()
             connection = EngineConnection(await loop.run_in_executor(self._launcher, self._start_engine, model))
-            pooled.loaded = model.loaded = await connection.load(replace(model.load, each_token=True))
+            model.loaded = await connection.load(replace(model.load, each_token=True))
         except BaseException:
             pooled.locks.close()
             raise
@@ -464,7 +468,7 @@ class Pool:
             self._models.pop(pooled.path, None)
 
     async def _close(self, pooled: PooledModel) -> None:
-        connection, pooled.connection, pooled.loaded = pooled.connection, None, None
+        connection, pooled.connection = pooled.connection, None
         pooled.locks.close()
         if connection is not None:
             await connection.close()
@@ -501,8 +505,7 @@ def _expected_growth(pooled: PooledModel) -> int:
     if not pooled.is_loaded:
         return 0
     assert pooled.connection is not None
-    assert pooled.model is not None
     with suppress(psutil.Error):
         memory = psutil.Process(pooled.connection.pid).memory_info()
-        return max(pooled.model.plan.ram_bytes - int(memory.rss - getattr(memory, "shared", 0)), 0)
+        return max(pooled.loaded_model.plan.ram_bytes - int(memory.rss - getattr(memory, "shared", 0)), 0)
     return 0  # it has just died

@@ -194,9 +194,9 @@ class Serving:
         """What drafts for the models in memory, and with what success."""
         found: list[ServedDrafts] = []
         for pooled in self._pool.models:
-            if not pooled.is_loaded or pooled.model is None:
+            if not pooled.is_loaded:
                 continue
-            plan, draft = pooled.model.plan, pooled.model.load.draft
+            plan, draft = pooled.loaded_model.plan, pooled.loaded_model.load.draft
             counts = self.metrics.models.get(pooled.name, ModelMetrics())
             if plan.draft_heads or draft is not None:
                 source = "heads" if draft is None or draft.draft_heads else "draft model"

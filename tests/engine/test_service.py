@@ -42,7 +42,7 @@ from llmrun.protocol.messages import (
     Tool,
 )
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.questions import Detokenize, DetokenizedText, SaveState, StateSaved
+from llmrun.protocol.questions import SaveState, StateSaved
 from llmrun.system import file_identity
 
 PLAIN = "{{ messages[-1].content }}"
@@ -405,7 +405,7 @@ class SentencePieces(FakeVocabulary):
 @pytest.mark.parametrize("text", ["Hi", " Hi", "  a b ", f"Hi{CONTROL[TURN]}you", f"{CONTROL[TURN]} a"])
 def test_detokenize_is_the_inverse_of_tokenize(text: str) -> None:
     made = preparer(vocabulary=SentencePieces()).prompts
-    assert made.detokenize(Detokenize(made.tokenize(TokenizeText("", text)).tokens)) == DetokenizedText(text)
+    assert made.detokenize(made.tokenize(TokenizeText("", text)).tokens) == text
 
 
 def test_token_ids_are_a_prompt() -> None:
@@ -427,12 +427,12 @@ def test_a_gap_is_filled_in_by_a_vocabulary_that_can() -> None:
 
 
 def test_tokens_are_a_text_again() -> None:
-    assert preparer().prompts.detokenize(Detokenize(tuple(tokens_of("aé")))) == DetokenizedText("aé")
+    assert preparer().prompts.detokenize(tokens_of("aé")) == "aé"
     half = tuple(tokens_of("é"))[:1]
-    assert preparer().prompts.detokenize(Detokenize(half)) == DetokenizedText("\ufffd")
+    assert preparer().prompts.detokenize(half) == "\ufffd"
     for token in (-1, 10**9):
         with pytest.raises(UsageError, match="there is no token"):
-            preparer().prompts.detokenize(Detokenize((token,)))
+            preparer().prompts.detokenize((token,))
 
 
 # ---- telling, and saving -------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from llmrun.planning.measurements import keep_entry, machine_key
 from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs import Progress
 from llmrun.protocol.jobs.machine import KERNELS, MachineSpeed, MeasureKernels, Rates
 
 GIB = 1 << 30
@@ -37,13 +36,13 @@ class Engine:
         self,
         kind: object,
         command: MeasureKernels,
-        on_update: Callable[[Progress], None] = lambda update: None,
+        on_update: Callable[[float], None] = lambda share: None,
         *,
         seconds: float,
     ) -> MachineSpeed:
         assert kind is KERNELS
         self.asked.append(command)
-        on_update(Progress(0.5))
+        on_update(0.5)
         slow = 1 + self.others
         rates = replace(
             RATES, decode=tuple((size, rate / slow) for size, rate in RATES.decode), prefill=RATES.prefill / slow

@@ -149,3 +149,12 @@ def test_what_is_not_json_is_a_value_error(text: str | bytes) -> None:
         pytest.skip("this Python reads integers of any length")
     with pytest.raises(ValueError, match=r"."):
         load_json(text)
+
+
+def test_a_value_that_is_no_record_is_read_by_its_type() -> None:
+    assert from_json(str, "a") == "a"
+    assert from_json(float, 1) == 1.0
+    assert from_json(tuple[int, ...], [1, 2]) == (1, 2)
+    for kind, data in ((str, 1), (float, "1"), (tuple[int, ...], [1, "2"]), (tuple[int, ...], {})):
+        with pytest.raises(TypeError, match="the value is"):
+            from_json(kind, data)

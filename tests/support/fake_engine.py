@@ -39,7 +39,7 @@ from llmrun.protocol.messages import (
     TextDelta,
     TokenLogprob,
 )
-from llmrun.protocol.questions import COUNT_TOKENS, DetokenizedText, EngineStatus, StateSaved, TokenCount
+from llmrun.protocol.questions import COUNT_TOKENS, EngineStatus, StateSaved, TokenCount
 from llmrun.protocol.speculation import StepTables, StepTime
 from llmrun.protocol.toolcalls import HERMES
 
@@ -335,7 +335,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "tokenize_loaded": lambda asked: TextTokens(tuple(asked["text"].encode()), (), 256),
     "measure_steps": lambda _: StepTables(() if MODE.endswith("never_idle") else TIMES),
     "embed": lambda asked: embedded(asked["texts"]),
-    "detokenize": lambda asked: DetokenizedText(bytes(asked["tokens"]).decode()),
+    "detokenize": lambda tokens: bytes(tokens).decode(),
 }
 
 

@@ -30,12 +30,11 @@ from llmrun.engine.llama.ggml import Operations
 from llmrun.engine.llama.library import cpu_variant, distinct_variants, start
 from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
-from llmrun.protocol.jobs import Empty, Progress
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.machine import (
     LONG_ROW,
     SHORT_ROW,
     Build,
-    CpuVariants,
     MachineSpeed,
     MeasuredLimits,
     MeasureKernels,
@@ -92,10 +91,10 @@ def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.Can
     )
 
 
-def run_cpu_variants(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> CpuVariants:
+def run_cpu_variants(command: Empty, report: Callable[[Empty], None], flag: _native.CancelFlag) -> tuple[str, ...]:
     """Load each variant, which takes time: build, which every plan with a GPU asks for, does without."""
     start()
-    return CpuVariants(tuple(distinct_variants()))
+    return tuple(distinct_variants())
 
 
 def run_limits(command: MeasureLimits, report: Callable[[Empty], None], flag: _native.CancelFlag) -> MeasuredLimits:
@@ -127,7 +126,7 @@ def run_worker(command: ServeDevices, report: Callable[[ServedDevices], None], f
     raise LlmrunError(f"the worker can no longer listen on {command.endpoint}")
 
 
-def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], flag: _native.CancelFlag) -> MachineSpeed:
+def run_kernels(command: MeasureKernels, report: Callable[[float], None], flag: _native.CancelFlag) -> MachineSpeed:
     _keep_memory()
     start()
     ggml = Operations(command.threads, _device(command))
@@ -135,7 +134,7 @@ def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], fla
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     names = [name for name in command.types if name in WEIGHT_TYPES]
     n_parts = 1 + len(names)  # the first is all but the types
-    report(Progress(0.0))
+    report(0.0)
     read = _one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1])
     operation = _operation(ggml)
     attention_seconds, prefill_attention_seconds = (
@@ -144,7 +143,7 @@ def run_kernels(command: MeasureKernels, report: Callable[[Progress], None], fla
     )
     types = {}
     for done, name in enumerate(names, 1):
-        report(Progress(done / n_parts))
+        report(done / n_parts)
         types[name] = _rates(ggml, TENSOR_TYPES[name].number, sizes)
     return MachineSpeed(
         read=read,

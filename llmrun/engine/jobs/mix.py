@@ -34,7 +34,6 @@ from llmrun.errors import BadLogitsError, BadModelError
 from llmrun.gguf.header import Tensor
 from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import read_header
-from llmrun.protocol.jobs import Progress
 from llmrun.protocol.jobs.mix import MeasureMix, MixMeasurement
 from llmrun.protocol.loading import Load
 
@@ -49,7 +48,7 @@ _LOGITS = 1 << 24  # maximum floats to compare: 64 MiB
 _SKIPPED = 16  # positions at a text's beginning, which have too little context
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 
-Report = Callable[[Progress], None]
+Report = Callable[[float], None]
 
 
 def run_mix(command: MeasureMix, report: Report, flag: _native.CancelFlag) -> MixMeasurement:
@@ -65,7 +64,7 @@ def run_mix(command: MeasureMix, report: Report, flag: _native.CancelFlag) -> Mi
     for done, (name, types) in enumerate(command.candidates.items(), 1):
         errors[name] = weights.errors(name, types, importance.get(name))
         coarse_errors[name] = weights.coarse_error(name, importance.get(name))
-        report(Progress(_ERRORS_SHARE * done / len(command.candidates)))
+        report(_ERRORS_SHARE * done / len(command.candidates))
     model = LlamaModel(command.model, 0, flag, repack=False)
     slopes, groups, positions = _slopes(model, command, weights, coarse_errors, report)
     losses = {name: tuple(slopes[name] * error for error in of_tensor) for name, of_tensor in errors.items()}
@@ -149,7 +148,7 @@ def _slopes(
         for done, names in enumerate(groups, 1):
             divergence = max(_divergence(reader, weights, names), _MIN_DIVERGENCE)
             slopes |= dict.fromkeys(names, divergence / max(sum(coarse_errors[name] for name in names), 1e-12))
-            report(Progress(_ERRORS_SHARE + (1 - _ERRORS_SHARE) * done / len(groups)))
+            report(_ERRORS_SHARE + (1 - _ERRORS_SHARE) * done / len(groups))
         unused = dict.fromkeys(command.candidates, min(slopes.values(), default=1.0))
         return unused | slopes, len(groups), reader.positions
 

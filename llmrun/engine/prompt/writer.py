@@ -46,7 +46,7 @@ from llmrun.protocol.messages import (
     Rendering,
     Tool,
 )
-from llmrun.protocol.questions import Detokenize, DetokenizedText, RenderedPrompt, TokenCount
+from llmrun.protocol.questions import TokenCount
 from llmrun.protocol.reasoning import ReasoningSyntax
 
 if TYPE_CHECKING:
@@ -290,11 +290,11 @@ class PromptWriter:
             tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
         )
 
-    def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> RenderedPrompt:
+    def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> str:
         """Return the prompt of a conversation as text. Raises as prompt()."""
         text = self.prompt(Generate(request, asked), send, is_counted=True).text
         beginning = self.beginning(asked, text, self.reasoning(asked))
-        return RenderedPrompt(text + "".join(part.text for part in beginning.parts) if beginning is not None else text)
+        return text + "".join(part.text for part in beginning.parts) if beginning is not None else text
 
     def tokenize(self, command: TokenizeText) -> TextTokens:
         """Tokenize a text.
@@ -307,20 +307,20 @@ class PromptWriter:
         tokens = self._vocabulary.tokenize(command.text, special=command.special)
         return TextTokens(tuple(tokens), (), self._vocabulary.n_tokens)
 
-    def detokenize(self, command: Detokenize) -> DetokenizedText:
+    def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens.
 
         Raises:
             UsageError: the vocabulary has no such token.
         """
-        self._require_known(command.tokens)
+        self._require_known(tokens)
         vocabulary, pieces, begins = self._vocabulary, [], True
-        for token in command.tokens:
+        for token in tokens:
             piece = vocabulary.piece(token)
             text = piece.removeprefix(self._added) if begins else piece
             pieces.append(text if piece else vocabulary.control_piece(token))
             begins = not piece  # the tokenizer adds a space after a control token too
-        return DetokenizedText(b"".join(pieces).decode("utf-8", "replace"))
+        return b"".join(pieces).decode("utf-8", "replace")
 
     @cached_property
     def _added(self) -> bytes:

@@ -43,19 +43,12 @@ class Empty:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The update of a job that tells no more than its progress."""
-
-    share: float  # 0 to 1
-
-
-@dataclass(frozen=True, slots=True)
 class JobKind(Generic[Command, Update, Result]):
     """The description of a job."""
 
     name: str  # a key of MODULES
-    command: type[Command]  # these three are dataclasses or named tuples
-    update: type[Update]
+    command: type[Command]  # these three are dataclasses, named tuples, or other types that codec.from_json() takes
+    update: type[Update]  # float: the share that is done, 0 to 1
     result: type[Result]
     models: Callable[[Command], tuple[str, ...]] = lambda command: ()  # files the engine reads; checked if it crashes
     needs_model: bool = False  # its function also gets the engine's loaded model

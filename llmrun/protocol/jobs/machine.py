@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs import Empty, JobKind, Progress
+from llmrun.protocol.jobs import Empty, JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,9 @@ class Build:
 BUILD = JobKind("build", Empty, Empty, Build)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuVariants:
-    """The variants of the processor's backend to compare; none where the build has only one."""
-
-    names: tuple[str, ...]  # ggml's choice first, then those with most instruction sets
-
-
-CPU_VARIANTS = JobKind("cpu_variants", Empty, Empty, CpuVariants)
+# The variants of the processor's backend to compare, ggml's choice first, then those with most instruction sets; none
+# where the build has only one.
+CPU_VARIANTS = JobKind("cpu_variants", Empty, Empty, tuple[str, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +129,7 @@ class MachineSpeed:
         return table[nearest] * head_length / nearest
 
 
-KERNELS = JobKind("kernels", MeasureKernels, Progress, MachineSpeed)
+KERNELS = JobKind("kernels", MeasureKernels, float, MachineSpeed)
 
 
 @dataclass(frozen=True, slots=True)

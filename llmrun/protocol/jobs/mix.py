@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmrun.protocol.jobs import JobKind, Progress
+from llmrun.protocol.jobs import JobKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +31,4 @@ class MixMeasurement:
     positions: int  # number of compared positions in the text
 
 
-MIX = JobKind("mix", MeasureMix, Progress, MixMeasurement, lambda command: (command.model,))
+MIX = JobKind("mix", MeasureMix, float, MixMeasurement, lambda command: (command.model,))

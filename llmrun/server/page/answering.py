@@ -231,8 +231,7 @@ class PageAnswers:
         if not any(files for _, files in said):
             return tuple(message for message, _ in said), []
         await self._state.pool.ready(pooled)
-        assert pooled.model is not None
-        return await asyncio.to_thread(with_media, said, pooled.model)
+        return await asyncio.to_thread(with_media, said, pooled.loaded_model)
 
     async def _fitted(
         self, asked: CompletionRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy
@@ -244,9 +243,8 @@ class PageAnswers:
         """
         request = asked.request
         engine = await self._state.pool.ready(pooled)
-        assert pooled.loaded is not None
         counted = await engine.do(COUNT_TOKENS, replace(request, messages=messages))
-        n_ctx = pooled.loaded.n_ctx
+        n_ctx = pooled.loaded_model.n_ctx
         overhead = max(counted.total - sum(counted.each), 0)
         window = Window.of(n_ctx, request.limits.max_tokens, overhead=overhead)
         sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
@@ -262,8 +260,7 @@ class PageAnswers:
             return tuple(stay), [f"the model did not see {turns}, which did not fit"]
         gone = [[messages[index] for index in indices] for indices in ranges]
         n_tokens = [sum(sizes[index].tokens for index in indices) for indices in ranges]
-        assert pooled.model is not None
-        sampling = pooled.model.sampling({**asked.sampling, **self._state.sampling})[0]
+        sampling = pooled.loaded_model.sampling({**asked.sampling, **self._state.sampling})[0]
         text = await self._summary(engine, condense(gone, n_tokens, n_ctx), sampling)
         stay[ranges[0].start : ranges[0].start] = summary_turn(text)
         return tuple(stay), [f"the model saw a summary of {turns} instead of them: {text}"]
@@ -338,7 +335,7 @@ class _Turn:
         if (last.started is None and not self.received.rounds) or pooled.model is None:
             return None
         reason = last.reason or (INTERRUPTED if self.writer.failed else "cancelled")
-        n_ctx = pooled.loaded.n_ctx if pooled.loaded is not None else 0
+        n_ctx = pooled.model.n_ctx if pooled.is_loaded else 0
         return self.received.to_save(
             {"stop_string": "stop", "tool_calls": "cancelled"}.get(reason, reason),  # calls without results
             has_text=last.has_text,

@@ -25,27 +25,23 @@ from llmrun.server.manage_routes import PullJob, as_ndjson
 from llmrun.server.page.requests import own, read_fields
 
 
-class PageCatalogue:
-    """The routes. Only this user's own page may use them, see own()."""
+async def _list(request: Request) -> Response:
+    """Return the models of `llmrun list --all`."""
+    return JSONResponse({"models": await asyncio.to_thread(_entries)})
 
-    @property
-    def routes(self) -> list[Route]:
-        """For Starlette."""
-        return [
-            Route("/ui/catalogue", own(self._list), methods=["GET"]),
-            Route("/ui/download", own(self._download), methods=["POST"]),
-        ]
 
-    async def _list(self, request: Request) -> Response:
-        """Return the models of `llmrun list --all`."""
-        return JSONResponse({"models": await asyncio.to_thread(_entries)})
+async def _download(request: Request) -> Response:
+    """Download a model: {"model"}. Return lines of progress as /api/pull does; the last one may be an error."""
+    name = (await read_fields(request)).needed_text("model")
+    if name not in load_catalogue().entries:
+        raise UsageError(f"there is no model {name[:80]!r} in the list", hint="llmrun pull takes others")
+    return StreamingResponse(as_ndjson(PullJob(name, load_settings()).lines()), media_type=NDJSON)
 
-    async def _download(self, request: Request) -> Response:
-        """Download a model: {"model"}. Return lines of progress as /api/pull does; the last one may be an error."""
-        name = (await read_fields(request)).needed_text("model")
-        if name not in load_catalogue().entries:
-            raise UsageError(f"there is no model {name[:80]!r} in the list", hint="llmrun pull takes others")
-        return StreamingResponse(as_ndjson(PullJob(name, load_settings()).lines()), media_type=NDJSON)
+
+ROUTES = [
+    Route("/ui/catalogue", own(_list), methods=["GET"]),
+    Route("/ui/download", own(_download), methods=["POST"]),
+]
 
 
 def _entries() -> list[dict[str, Any]]:

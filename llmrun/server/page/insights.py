@@ -151,7 +151,7 @@ class PageInsights:
             model = _model_of(answer, pooled)
             asked = AnswerRequest(messages=await _messages(model, said), thinking=fields.flag("thinking"))
             rendered, counted = await engine.do(APPLY_TEMPLATE, asked), await engine.do(COUNT_TOKENS, asked)
-            prompt = (await engine.do(TOKENIZE_LOADED, TokenizeText("", rendered.text))).tokens
+            prompt = (await engine.do(TOKENIZE_LOADED, TokenizeText("", rendered))).tokens
             begin = model.header.integer("tokenizer.ggml.bos_token_id")
             if begin is not None and counted.total == len(prompt) + 1:  # which is not part of the text
                 prompt = (begin, *prompt)
@@ -186,8 +186,7 @@ class PageInsights:
         depth = fields.whole("tokens", 0, 2**31) or 0
         is_busy = self._state.traffic.is_busy
         async with self._state.engine(fields.text("model") or "") as (_, pooled):
-            assert pooled.model is not None
-            rate = await asyncio.to_thread(predicted_rate, pooled.model.header, depth, measures=not is_busy)
+            rate = await asyncio.to_thread(predicted_rate, pooled.loaded_model.header, depth, measures=not is_busy)
         return JSONResponse({"decode": rate})
 
     async def _context(self, request: Request) -> Response:
@@ -195,23 +194,21 @@ class PageInsights:
         fields = await read_fields(request)
         said = await self._chats.run(partial(self._chats.said, needed_id(fields, "chat")))
         async with self._state.engine(fields.text("model") or "") as (engine, pooled):
-            assert pooled.loaded is not None
-            assert pooled.model is not None
-            messages = await _messages(pooled.model, said)
+            messages = await _messages(pooled.loaded_model, said)
             counted = await engine.do(COUNT_TOKENS, AnswerRequest(messages))
             rows = [
                 {"role": message.role, "text": message.content[:80], "tokens": tokens}
                 for message, tokens in zip(messages, counted.each, strict=True)
             ]
-            return JSONResponse({"messages": rows, "total": counted.total, "n_ctx": pooled.loaded.n_ctx})
+            return JSONResponse({"messages": rows, "total": counted.total, "n_ctx": pooled.loaded_model.n_ctx})
 
 
 def _model_of(answer: Answer, pooled: PooledModel) -> Model:
     """Return the loaded model. Raises UsageError if it is not the one that gave an answer."""
-    assert pooled.model is not None
-    if pooled.model.used.path != answer.model.path or pooled.model.used.server != answer.model.server:
+    model = pooled.loaded_model
+    if model.used.path != answer.model.path or model.used.server != answer.model.server:
         raise UsageError(f"this answer is of {answer.model.name}, not of {pooled.name}", hint="choose that model")
-    return pooled.model
+    return model
 
 
 async def _messages(model: Model, said: Said) -> tuple[Message, ...]:

@@ -24,8 +24,8 @@ from llmrun.protocol.params import PARAMETERS
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import RouteNotFoundError
 from llmrun.server.model_routes import ModelCatalog
+from llmrun.server.page import catalogue
 from llmrun.server.page.answering import PageAnswers
-from llmrun.server.page.catalogue import PageCatalogue
 from llmrun.server.page.chats import PageChats, read_upload, read_uploads
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import ExplainPage, PageInsights
@@ -90,7 +90,7 @@ class PageRoutes:
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
             *self._answering.routes,
-            *PageCatalogue().routes,
+            *catalogue.ROUTES,
             *self._insights.routes,
         ]
 
@@ -125,9 +125,7 @@ class PageRoutes:
     async def _models(self, request: Request) -> Response:
         """Return the models of this disk, those in memory with their context window."""
         described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
-        loaded = {
-            pooled.name: pooled.loaded.n_ctx for pooled in self._pool.models if pooled.is_loaded and pooled.loaded
-        }
+        loaded = {pooled.name: pooled.loaded_model.n_ctx for pooled in self._pool.models if pooled.is_loaded}
         names = dict.fromkeys((*self._pool.names, *self._pool.adapters.names, *described))
         models = [
             {
@@ -143,17 +141,16 @@ class PageRoutes:
         """Load a model, and return its context window and the sampling parameters it would use."""
         fields = await read_fields(request)
         async with self._state.engine(fields.text("model") or "") as (_, pooled):
-            assert pooled.loaded is not None
-            assert pooled.model is not None
-            sampling, origins = pooled.model.sampling(dict(self._state.sampling))
+            model = pooled.loaded_model
+            sampling, origins = model.sampling(dict(self._state.sampling))
             values = as_dict(sampling)
             shown = [name for name, row in PARAMETERS.items() if row.label and values[name] is not None]
             return JSONResponse(
                 {
                     "model": pooled.name,
-                    "n_ctx": pooled.loaded.n_ctx,
-                    "thinks": bool(pooled.loaded.thinking_tags),
-                    "modalities": sorted(pooled.model.modalities),
+                    "n_ctx": model.n_ctx,
+                    "thinks": model.thinks,
+                    "modalities": sorted(model.modalities),
                     "tools": [tool.name for tool in self._tools.offered],
                     "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
                 }

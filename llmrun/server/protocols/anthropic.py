@@ -19,13 +19,11 @@ from llmrun.server.protocols.attachments import anthropic_document, media_from_b
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.options import (
     compacted,
+    completion_request,
     prefilled,
-    read_drafts,
     read_effort,
     read_grammar_fields,
-    read_keep_seconds,
     read_reasoning,
-    read_sampling,
     read_stop,
     signature,
 )
@@ -84,20 +82,7 @@ def read_count(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=parallel,
     )
-    return CompletionRequest(
-        fields.text("model") or "",
-        request,
-        read_sampling(fields),
-        stream=fields.flag("stream") is True,
-        keep_seconds=read_keep_seconds(fields),
-        speculate=read_drafts(fields),
-        ignored=fields.ignored,
-    )
-
-
-def counted(tokens: int) -> dict[str, Any]:
-    """Return the response of count_tokens."""
-    return {"input_tokens": tokens}
+    return completion_request(fields, request)
 
 
 def _system(fields: Fields) -> Iterable[Message]:

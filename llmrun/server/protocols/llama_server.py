@@ -11,7 +11,7 @@ from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Stats
 from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import completion_request, error_body
+from llmrun.server.protocols.openai import completion_of_several, error_body
 from llmrun.server.protocols.openai_text import read_prompts
 from llmrun.server.protocols.options import read_grammar_fields, read_limits
 
@@ -53,7 +53,7 @@ def _options(fields: Fields) -> dict[str, Any]:
 def _request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     if fields.value("n") not in (None, 1):
         raise UsageError("n can't be used", why="an answer has one text here", hint="/v1/completions takes it")
-    return completion_request(fields, request)
+    return completion_of_several(fields, request)
 
 
 class NativeWriter(AnswerWriter):

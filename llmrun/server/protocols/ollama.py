@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import MOST_TOKENS, Limits
@@ -22,6 +21,7 @@ from llmrun.server.protocols.options import (
     read_effort,
     read_grammar_fields,
     read_keep_seconds,
+    read_logprobs,
     read_reasoning,
     read_sampling,
     read_stop,
@@ -82,7 +82,7 @@ def _completion_request(fields: Fields, request: AnswerRequest) -> CompletionReq
             limits=Limits(max_tokens if max_tokens > 0 else None, read_stop(options, "stop")),
             grammar=read_grammar_fields(fields),
             **_thinking(fields),
-            logprobs=_logprobs(fields),
+            logprobs=read_logprobs(fields),
         ),
         sampling=read_sampling(options),
         stream=fields.flag("stream") is not False,
@@ -117,11 +117,6 @@ def _thinking(fields: Fields) -> dict[str, Any]:
     if isinstance(fields.value("think"), str):
         return read_reasoning(fields, read_effort(fields, "think"))  # for newer models
     return read_reasoning(fields, thinking=fields.flag("think"))
-
-
-def _logprobs(fields: Fields) -> int | None:
-    top = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
-    return top if fields.flag("logprobs") else None
 
 
 # ---- answer

@@ -13,13 +13,7 @@ from llmrun.protocol.messages import AnswerRequest, TokenLogprob
 from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.attachments import input_audio, media_from_url, openai_file, refuse_media
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.options import (
-    MOST_ANSWERS,
-    read_adapters,
-    read_drafts,
-    read_keep_seconds,
-    read_sampling,
-)
+from llmrun.server.protocols.options import MOST_ANSWERS, completion_request, read_adapters
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Our error codes that clients know by another name."""
@@ -102,19 +96,10 @@ def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
     return {"content": logprob_entries(tokens), "refusal": None}
 
 
-def completion_request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
-    """Add the fields that both kinds of completions have."""
-    completion = CompletionRequest(
-        fields.text("model") or "",
-        replace(request, adapters=read_adapters(fields)),
-        read_sampling(fields),
-        n=_n_answers(fields),
-        stream=bool(fields.flag("stream")),
-        keep_seconds=read_keep_seconds(fields),
-        speculate=read_drafts(fields),
-    )
+def completion_of_several(fields: Fields, request: AnswerRequest) -> CompletionRequest:
+    """Return the completion that a body requests, with the fields that only chat and text completions have."""
     _includes_usage(fields)
-    return completion._replace(ignored=fields.ignored)
+    return completion_request(fields, replace(request, adapters=read_adapters(fields)), _n_answers(fields))
 
 
 def _n_answers(fields: Fields) -> int:

@@ -7,19 +7,24 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.answer import ResponseAccumulator
-from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, TokenLogprob, Tool, ToolCall
 from llmrun.server.answer import PLACE, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import (
     CompletionWriter,
-    completion_request,
+    completion_of_several,
     content,
     error_body,
     finish_reason,
     logprobs,
 )
-from llmrun.server.protocols.options import prefilled, read_grammar_fields, read_limits, read_openrouter_reasoning
+from llmrun.server.protocols.options import (
+    prefilled,
+    read_grammar_fields,
+    read_limits,
+    read_logprobs,
+    read_openrouter_reasoning,
+)
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
@@ -42,13 +47,13 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         grammar=read_grammar_fields(fields),
         **read_openrouter_reasoning(fields),
         stops_repeats=bool(fields.flag("stops_repeats")),
-        logprobs=_logprobs(fields),
+        logprobs=read_logprobs(fields),
         salt=fields.text("cache_salt") or "",
         tools=checked_tools((each for each in _tools(fields) if allowed is None or each.name in allowed), choice),
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    return completion_request(fields, request)
+    return completion_of_several(fields, request)
 
 
 def _conversation(fields: Fields) -> dict[str, Any]:
@@ -119,11 +124,6 @@ def _tool_choice(fields: Fields) -> tuple[str, frozenset[str] | None]:
         why, hint = "only functions can be called here", "/v1/responses takes custom tools"
         raise UsageError(f"{chosen.name('type')} {chosen.text('type')!r} can't be used", why=why, hint=hint)
     return f"={tool_name(_function(chosen))}", None
-
-
-def _logprobs(fields: Fields) -> int | None:
-    top = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS)
-    return (top or 0) if fields.flag("logprobs") else None
 
 
 class ChatWriter(CompletionWriter):

@@ -13,13 +13,11 @@ from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_
 from llmrun.server.protocols.fields import Fields, as_json
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.options import (
+    completion_request,
     prefilled,
-    read_drafts,
     read_grammar_fields,
-    read_keep_seconds,
     read_limits,
     read_openrouter_reasoning,
-    read_sampling,
 )
 from llmrun.server.protocols.tools import (
     TEXT_ARGUMENT,
@@ -75,17 +73,9 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    completion = CompletionRequest(
-        fields.text("model") or "",
-        request,
-        read_sampling(fields),
-        stream=fields.flag("stream") is True,
-        keep_seconds=read_keep_seconds(fields),
-        speculate=read_drafts(fields),
-    )
     for name in ("store", "previous_response_id"):  # see ResponseStore
         fields.value(name)
-    return completion._replace(ignored=fields.ignored)
+    return completion_request(fields, request)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:

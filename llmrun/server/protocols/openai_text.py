@@ -12,7 +12,7 @@ from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
 from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import CompletionWriter, completion_request, error_body, finish_reason
+from llmrun.server.protocols.openai import CompletionWriter, completion_of_several, error_body, finish_reason
 from llmrun.server.protocols.options import read_grammar_fields, read_limits
 
 __all__ = ["error_body", "read", "writer"]
@@ -46,7 +46,7 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     _check(fields, (first, *others))
     if fields.whole("best_of", 0, 2**31) not in (None, 1):
         fields.ignore("best_of")
-    completion = completion_request(fields, first)
+    completion = completion_of_several(fields, first)
     return completion._replace(
         others=tuple(replace(each, adapters=completion.request.adapters) for each in others),
         scores_prompts=fields.flag("echo") is True and (first.logprobs is not None or bool(first.prompt_tokens)),

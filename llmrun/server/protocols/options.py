@@ -1,4 +1,4 @@
-"""Fields that protocols share: sampling, limits, drafts, adapters, grammars, keep_alive, and reasoning. Pure."""
+"""Fields that protocols share: sampling, limits, drafts, adapters, grammars, keep_alive, reasoning, logprobs. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from llmrun.grammar import Grammar, read_grammar, read_json_schema
 from llmrun.models.adapters import LARGEST_SCALE
 from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.arguments import BIASES, EFFORTS, TEXTS
+from llmrun.protocol.arguments import BIASES, EFFORTS, MOST_TOP_LOGPROBS, TEXTS
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import Message
+from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import MOST_TOKENS, PARAMETERS, Limits, check_limits, check_parameter
+from llmrun.server.answer import CompletionRequest
 from llmrun.server.protocols.fields import Fields, as_json, read_duration
 
 MOST_ANSWERS = 16  # to one prompt
@@ -48,6 +49,26 @@ _FORMATS = (
 _SCHEMAS = ("guided_json", "json")  # always a schema itself
 ANY_OBJECT = Grammar("json_schema", '{"type": "object"}')
 """The grammar of JSON without a schema."""
+
+
+def completion_request(fields: Fields, request: AnswerRequest, n: int = 1) -> CompletionRequest:
+    """Return the completion that a body requests, after everything else of the body was read."""
+    return CompletionRequest(
+        fields.text("model") or "",
+        request,
+        read_sampling(fields),
+        n,
+        stream=fields.flag("stream") is True,
+        keep_seconds=read_keep_seconds(fields),
+        speculate=read_drafts(fields),
+        ignored=fields.ignored,
+    )
+
+
+def read_logprobs(fields: Fields) -> int | None:
+    """Return AnswerRequest.logprobs of OpenAI's chat completions, which Ollama has too."""
+    top = fields.whole("top_logprobs", 0, MOST_TOP_LOGPROBS) or 0
+    return top if fields.flag("logprobs") else None
 
 
 def read_sampling(body: Fields) -> dict[str, Any]:
