@@ -248,7 +248,7 @@ def read(root: Path = Path("/")) -> SystemCounters:
         wall=now.wall,
         busy=now.everybody,
         own=_own_seconds(),
-        steal=_steal_seconds(read_text(root / "proc/stat", 512)),
+        steal=now.steal,
         throttled=max((parse_statistic(text, "nr_throttled") for text in stopped), default=0),
         throttled_seconds=max(map(_throttled_seconds, stopped), default=0.0),
         swapped=_PAGE * (parse_statistic(memory, "pswpin") + parse_statistic(memory, "pswpout")),
@@ -282,13 +282,6 @@ def _own_seconds() -> float:
             used = child.cpu_times()
             total += used.user + used.system
     return total
-
-
-def _steal_seconds(text: str) -> float:
-    """Parse the first line of /proc/stat: "cpu" user nice system idle iowait irq softirq steal ..."""
-    fields = text.partition("\n")[0].split()
-    ticks = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-    return int(fields[8]) / ticks if len(fields) > 8 and fields[0] == "cpu" and fields[8].isdecimal() else 0.0
 
 
 def _throttled_seconds(text: str) -> float:

@@ -28,7 +28,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.models.fingerprint import VerificationResult
 from llmrun.models.fingerprint import verify as verify_file
 from llmrun.models.registry import CatalogueEntry, load_catalogue, resolve
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.models.store.other_programs import PROGRAMS
 from llmrun.models.store.removal import Removal, collect, discard, plan_removal
 from llmrun.models.store.removal import remove as remove_files
@@ -90,7 +90,7 @@ def _stated(path: Path) -> tuple[str, str]:
     return header.quant, header.draft_kind
 
 
-def as_plain(model: Installed) -> dict[str, Any]:
+def as_plain(model: InstalledModel) -> dict[str, Any]:
     """Return a model on this disk as JSON data. Times are ISO 8601, `used` None before the first use; sizes bytes."""
     times = {
         name: datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
@@ -105,7 +105,7 @@ def show_entries(
     settings: Settings,
     *,
     quiet: bool = False,
-    others: Sequence[Installed] = (),
+    others: Sequence[InstalledModel] = (),
 ) -> None:
     """Print the built-in list of models, after models on this disk that it lacks."""
 
@@ -127,7 +127,7 @@ def show_entries(
 
 
 def plain_entries(
-    entries: list[CatalogueEntry], settings: Settings, others: Sequence[Installed] = ()
+    entries: list[CatalogueEntry], settings: Settings, others: Sequence[InstalledModel] = ()
 ) -> list[dict[str, Any]]:
     """Return the built-in list as JSON data, after other models on this disk."""
     from llmrun.planning.catalogue import Estimates, FileSize, size_of_file
@@ -306,7 +306,7 @@ def verify(
     _refuse_damaged([result.model for result in results if result.state == "damaged"])
 
 
-def installed_model(name: str, settings: Settings) -> Installed:
+def installed_model(name: str, settings: Settings) -> InstalledModel:
     """Return the model on this disk with a name of `llmrun list`, or with another name of the same file.
 
     Raises:
@@ -334,7 +334,7 @@ def installed_model(name: str, settings: Settings) -> Installed:
     raise UsageError(f"{name} is a file of your own", why="this command is about models that `llmrun list` shows")
 
 
-def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Installed:
+def _only_one(name: str, meant: list[InstalledModel], models: list[InstalledModel]) -> InstalledModel:
     """Return the only model of a repository; raise if there are several, so that no other quant is removed."""
     if not meant:
         raise _not_here(name, models)
@@ -345,7 +345,7 @@ def _only_one(name: str, meant: list[Installed], models: list[Installed]) -> Ins
     return meant[0]
 
 
-def _not_here(name: str, models: list[Installed]) -> ModelNotFoundError:
+def _not_here(name: str, models: list[InstalledModel]) -> ModelNotFoundError:
     hint = did_you_mean(name, [model.name for model in models], "`llmrun list` shows the models on this disk")
     return ModelNotFoundError(f"{name} is not on this disk", hint=hint)
 
@@ -379,7 +379,7 @@ def _ask(output: Output, question: str, *, yes: bool, command: str) -> bool:
     return False
 
 
-def _refuse_damaged(damaged: list[Installed]) -> None:
+def _refuse_damaged(damaged: list[InstalledModel]) -> None:
     if not damaged:
         return
     names = ", ".join(model.name for model in damaged)

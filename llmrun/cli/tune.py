@@ -20,7 +20,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.planning.hardware import this_machine
 from llmrun.planning.measurements import measured_attention
-from llmrun.planning.plan import Measured, make_plan
+from llmrun.planning.plan import Measurements, make_plan
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import BUSY, speed_of
 from llmrun.planning.tuned import forget
@@ -114,7 +114,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
 
-    measured = Measured(measured_attention(header, hardware, folder))
+    measured = Measurements(measured_attention(header, hardware, folder))
     with suppress(OutOfMemoryError):
         wide = replace(preferences, n_ubatch=most_ubatch(header, hardware))
         return make_plan(header, hardware, wide, measured=measured, name=name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from llmrun.gguf import filenames
-from llmrun.models.store.installed import OLLAMA, Installed
+from llmrun.models.store.installed import OLLAMA, InstalledModel
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CHUNK_BYTES = 4 << 20
@@ -54,7 +54,7 @@ State = Literal["ok", "damaged", "unknown"]
 class VerificationResult:
     """Result of a model's checksum test."""
 
-    model: Installed
+    model: InstalledModel
     state: State  # "unknown" without a known checksum
     text: str  # for users
 
@@ -72,7 +72,7 @@ def sha256_of(path: Path, on_bytes: OnBytes = lambda n_bytes: None) -> str:
     return digest.hexdigest()
 
 
-def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> VerificationResult:
+def verify(model: InstalledModel, on_bytes: OnBytes = lambda n_bytes: None) -> VerificationResult:
     """Compare the sha256 of all a model's bytes with the one they are stored under."""
     for name in filenames.all_parts(model.path.name):
         path = model.path.with_name(name)
@@ -88,7 +88,7 @@ def verify(model: Installed, on_bytes: OnBytes = lambda n_bytes: None) -> Verifi
     return VerificationResult(model, "ok", "sha256 matches")
 
 
-def promised_sha256(model: Installed, path: Path) -> str | None:
+def promised_sha256(model: InstalledModel, path: Path) -> str | None:
     """Return the hash that a file's bytes are stored under; None when its path has none.
 
     In the hub's cache a name leads to blobs/<sha256>. Follow one link only: the blob may itself be a link into the

@@ -18,7 +18,7 @@ from llmrun.models.download.remote import remote_size
 from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, TransferSource, ignore_note
 from llmrun.models.hub import login_hint, token
 from llmrun.models.registry import ModelSpec
-from llmrun.models.store.installed import HUB_CACHE, Installed
+from llmrun.models.store.installed import HUB_CACHE, InstalledModel
 from llmrun.models.store.new_file import disk_errors, exclusive, require_space
 from llmrun.models.store.store import Store, is_commit
 from llmrun.protocol.sizes import readable_size
@@ -139,7 +139,7 @@ def update(
     return "updated" if offer.missing else "unchanged"
 
 
-def _exactly(spec: ModelSpec, installed: Installed) -> ModelSpec:
+def _exactly(spec: ModelSpec, installed: InstalledModel) -> ModelSpec:
     return replace(spec, filename=installed.filename, any_quant=False)
 
 

@@ -16,7 +16,7 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header
 from llmrun.models.registry import CatalogueEntry
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.planning.estimate import contexts_for, local_candidate, look_ahead
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import margin
@@ -75,7 +75,7 @@ class Estimates:
         speed: see planning/speed.py; None leaves out speeds.
     """
 
-    def __init__(self, models: Iterable[Installed], hardware: Hardware, speed: MachineSpeed | None) -> None:
+    def __init__(self, models: Iterable[InstalledModel], hardware: Hardware, speed: MachineSpeed | None) -> None:
         self._models = [model for model in models if model.repository]
         self._hardware, self._speed = hardware, speed
 

@@ -18,7 +18,7 @@ from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.types import WEIGHT_TYPES
 from llmrun.planning.hardware import Hardware, probe
-from llmrun.planning.plan import Measured, Plan
+from llmrun.planning.plan import Measurements, Plan
 from llmrun.protocol.codec import from_json, load_json
 from llmrun.protocol.llama_folder import has_variants, library_folder
 from llmrun.protocol.loading import Load
@@ -135,14 +135,14 @@ def _write(path: Path, remaining: list[dict[str, Any]]) -> None:
         path.unlink(missing_ok=True)
 
 
-def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measured:
+def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measurements:
     """Return what earlier runs of a model measured here.
 
     Args:
         folder: config.Settings.state_dir.
     """
     attention, excess = measured_attention(header, hardware, folder), known_excess(header, hardware, folder)
-    return Measured(attention, excess, measured_variant(header, hardware, folder))
+    return Measurements(attention, excess, measured_variant(header, hardware, folder))
 
 
 # ---- flash attention on or off for one sequence

@@ -15,7 +15,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import UNMEASURED, Measured, Plan, make_plan
+from llmrun.planning.plan import UNMEASURED, Measurements, Plan, make_plan
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.loading import Load
 
@@ -53,7 +53,7 @@ def plan_pair(
     hardware: Hardware,
     preferences: LoadPreferences,
     *,
-    measured: Measured = UNMEASURED,
+    measured: Measurements = UNMEASURED,
     name: str,
     repository: str,
     adapters: tuple[Adapter, ...] = (),

@@ -51,7 +51,7 @@ _SMALLER_QUANTS = {
 }  # fmt: skip
 
 
-class Measured(NamedTuple):
+class Measurements(NamedTuple):
     """Measurements of earlier runs of a model on this machine."""
 
     attention: str = ""  # faster flash attention setting of one sequence, see measurements.py; "" if unknown
@@ -59,7 +59,7 @@ class Measured(NamedTuple):
     cpu_variant: str = ""  # fastest variant of the processor's backend; "" for ggml's choice, or if unknown
 
 
-UNMEASURED = Measured()
+UNMEASURED = Measurements()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def make_plan(
     hardware: Hardware,
     preferences: LoadPreferences,
     *,
-    measured: Measured = UNMEASURED,
+    measured: Measurements = UNMEASURED,
     name: str = "MODEL",
     repository: str = "",
 ) -> Plan:
@@ -199,7 +199,7 @@ def beyond_training(header: Header, n_ctx: int) -> tuple[str, ...]:
 
 
 def choose_flash_attention(
-    header: Header, hardware: Hardware, preferences: LoadPreferences, measured: Measured = UNMEASURED
+    header: Header, hardware: Hardware, preferences: LoadPreferences, measured: Measurements = UNMEASURED
 ) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
@@ -326,7 +326,7 @@ class _ContextFit:
     header: Header
     hardware: Hardware
     preferences: LoadPreferences
-    measured: Measured
+    measured: Measurements
     name: str
     repository: str
     heads: bool = False  # with the model's prediction heads

@@ -210,6 +210,7 @@ class Clock:
     wall: float
     everybody: float  # processor time of all programs
     children: float  # of ended child processes
+    steal: float = 0.0  # part of everybody's that the host gave to other guests
 
     @classmethod
     def now(cls) -> Clock:
@@ -219,7 +220,8 @@ class Clock:
         # Guest time is part of user time, and not every system counts it.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         process = os.times()
-        return cls(time.monotonic(), total - idle, process.children_user + process.children_system)
+        children = process.children_user + process.children_system
+        return cls(time.monotonic(), total - idle, children, getattr(times, "steal", 0.0))
 
     def others(self) -> float:
         """Return the cores that other programs used since then, without child processes."""

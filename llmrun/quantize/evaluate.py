@@ -18,7 +18,7 @@ from llmrun.models.adapters import adapter_bytes
 from llmrun.planning.hardware import probe, this_machine
 from llmrun.planning.measurements import measured_attention
 from llmrun.planning.memory import UBATCH, memory
-from llmrun.planning.plan import Measured, choose_flash_attention
+from llmrun.planning.plan import Measurements, choose_flash_attention
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs.evaluate import (
@@ -254,7 +254,7 @@ def score(
     hardware = this_machine()
     if hardware.memory_total:
         check_memory([header], window, window, hardware.memory_available)
-    measured = Measured(measured_attention(header, hardware, load_settings().state_dir))
+    measured = Measurements(measured_attention(header, hardware, load_settings().state_dir))
     flash_attention = choose_flash_attention(header, hardware, preferences, measured)  # as `run` does
     command = ScoreText(
         str(model.absolute()),

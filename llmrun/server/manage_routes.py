@@ -21,7 +21,7 @@ from llmrun.config import Settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.models.location import locate
 from llmrun.models.registry import load_catalogue, resolve
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.models.store.removal import plan_removal, remove
 from llmrun.models.store.store import Store, all_models
 from llmrun.planning.estimate import choose_files
@@ -96,7 +96,7 @@ class ManageRoutes:
         await asyncio.to_thread(remove, removal)
         return Response()
 
-    def _find(self, name: str) -> Installed:
+    def _find(self, name: str) -> InstalledModel:
         """Return the model on this disk with this name, or with another name of the same file; never a path."""
         models = all_models(self._settings)
         found = next((each for each in models if each.name == name), None)

@@ -21,7 +21,7 @@ from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header, read_modalities
 from llmrun.models.fingerprint import promised_sha256
 from llmrun.models.location import find_projector
-from llmrun.models.store.installed import LINK, Installed
+from llmrun.models.store.installed import LINK, InstalledModel
 from llmrun.models.store.store import all_models
 from llmrun.server.http import model_not_found, read_json
 from llmrun.server.pool import Pool, PooledModel
@@ -77,11 +77,11 @@ class ModelCatalog:
                 return _describe(each, header), header
         raise model_not_found(name, "/api/tags")
 
-    def _models(self) -> list[Installed]:
+    def _models(self) -> list[InstalledModel]:
         served = (_outside(name, path) for name, path in self._files.items() if path.is_file())
         return [*served, *all_models(self._settings)]
 
-    def _header(self, installed: Installed) -> Header:
+    def _header(self, installed: InstalledModel) -> Header:
         modified, header = self._headers.get(installed.path, (None, None))
         if header is None or modified != installed.modified:
             header = read_header(installed.path)
@@ -89,12 +89,12 @@ class ModelCatalog:
         return header
 
 
-def _outside(name: str, path: Path) -> Installed:
+def _outside(name: str, path: Path) -> InstalledModel:
     stat = path.stat()
-    return Installed(name, "", path.name, "", stat.st_size, "", path, LINK, stat.st_mtime)
+    return InstalledModel(name, "", path.name, "", stat.st_size, "", path, LINK, stat.st_mtime)
 
 
-def _describe(installed: Installed, header: Header) -> ModelDescription:
+def _describe(installed: InstalledModel, header: Header) -> ModelDescription:
     return ModelDescription(
         name=installed.name,
         modified=installed.modified,
@@ -106,7 +106,7 @@ def _describe(installed: Installed, header: Header) -> ModelDescription:
     )
 
 
-def _digest(installed: Installed) -> str:
+def _digest(installed: InstalledModel) -> str:
     """Return the SHA-256 in the file's name in the store, otherwise a hash of path, size and time."""
     identity = f"{installed.path} {installed.size} {installed.modified}"
     return promised_sha256(installed, installed.path) or hashlib.sha256(identity.encode()).hexdigest()

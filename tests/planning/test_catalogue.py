@@ -9,7 +9,7 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.models.registry import load_catalogue
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.planning.catalogue import (
     PURPOSES,
     SLOW,
@@ -105,7 +105,7 @@ def test_a_file_on_this_disk_is_proposed_with_its_own_figures(tmp_path: Path) ->
     entry = ENTRIES["smollm2"]
     path = tmp_path / entry.filename("Q8_0")
     write(path, tiny_model())
-    model = Installed("smollm2", entry.repository, path.name, "", path.stat().st_size, "Q8_0", path)
+    model = InstalledModel("smollm2", entry.repository, path.name, "", path.stat().st_size, "Q8_0", path)
     estimates = Estimates((model,), HARDWARE, speed(1e10))
     (one,) = propose([entry], estimates)
     assert one.size.n_bytes == path.stat().st_size

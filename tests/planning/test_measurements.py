@@ -31,7 +31,7 @@ from llmrun.planning.measurements import (
     uncompared_types,
 )
 from llmrun.planning.pairs import DraftFile, plan_pair
-from llmrun.planning.plan import Measured, Plan, make_plan
+from llmrun.planning.plan import Measurements, Plan, make_plan
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF, DraftPolicy
 from llmrun.protocol.devices import Gpu
@@ -167,7 +167,7 @@ def test_variants_are_compared_where_they_compute(
 def test_a_variant_gets_into_the_load(tmp_path: Path) -> None:
     """A draft model's, too: an engine computes with one variant."""
     path = write(tmp_path / "tiny.gguf", tiny_model({}))
-    measured = Measured(cpu_variant="haswell")
+    measured = Measurements(cpu_variant="haswell")
     plan = make_plan(read_header(path), MACHINE, LoadPreferences(), measured=measured)
     assert plan.load(path).cpu_variant == "haswell"
     assert "processor variant haswell" in plan.summary
@@ -204,7 +204,7 @@ def planned(header: Header, folder: Path) -> Plan:
         header,
         GPU_MEMORY_MACHINE,
         LoadPreferences(),
-        measured=Measured(gpu_excess=known_excess(header, GPU_MEMORY_MACHINE, folder)),
+        measured=Measurements(gpu_excess=known_excess(header, GPU_MEMORY_MACHINE, folder)),
     )
 
 
@@ -236,7 +236,7 @@ def test_small_differences_are_not_said(header: Header, tmp_path: Path, size: fl
 def test_layers_stay_behind_where_the_excess_leaves_no_room(header: Header, tmp_path: Path) -> None:
     small = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, (Gpu("CUDA0", "Card", GIB, 400 << 20),))
     plain = make_plan(header, small, LoadPreferences())
-    careful = make_plan(header, small, LoadPreferences(), measured=Measured(gpu_excess=(("CUDA0", 80 << 20),)))
+    careful = make_plan(header, small, LoadPreferences(), measured=Measurements(gpu_excess=(("CUDA0", 80 << 20),)))
     assert plain.gpu_layers == -1
     assert 0 < careful.gpu_layers < 20
 

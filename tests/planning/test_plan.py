@@ -14,14 +14,14 @@ from support.model_facts import Facts
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import memory, reserved_bytes
-from llmrun.planning.plan import Measured, choose_flash_attention, make_plan, margin, scores_fit
+from llmrun.planning.plan import Measurements, choose_flash_attention, make_plan, margin, scores_fit
 from llmrun.planning.preferences import ALL_LAYERS, LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.sizes import readable_size
 
 GIB = 1 << 30
 MIB = 1 << 20
-WITHOUT_FLASH = Measured("off")
+WITHOUT_FLASH = Measurements("off")
 
 
 SMALL = Facts()
@@ -522,7 +522,7 @@ def test_slow_flash_attention_is_told(
 def test_flash_attention_of_one_sequence_is_the_measured_one_or_llama_cpps(
     wishes: LoadPreferences, measured: str, free: int, expected: str
 ) -> None:
-    plan = make_plan(SMALL, machine(free=free * GIB), wishes, measured=Measured(measured))
+    plan = make_plan(SMALL, machine(free=free * GIB), wishes, measured=Measurements(measured))
     assert plan.flash_attention == expected
 
 

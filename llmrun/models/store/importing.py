@@ -20,7 +20,7 @@ from llmrun.models.download.download import OnProgress, ignore_progress
 from llmrun.models.fingerprint import OnBytes, sha256_of
 from llmrun.models.registry import IMPORTED, ModelSpec
 from llmrun.models.store import other_programs
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.models.store.new_file import exclusive, require_space
 from llmrun.models.store.store import Store
 from llmrun.storage import disk_errors, sync_folder
@@ -39,7 +39,7 @@ def import_model(
     name: str = "",
     how: How = "copy",
     on_progress: OnProgress = ignore_progress,
-) -> Installed:
+) -> InstalledModel:
     """Put a model file, with all its parts if it is split, into the cache.
 
     Args:

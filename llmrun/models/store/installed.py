@@ -1,4 +1,4 @@
-"""Installed model as plain data; store.py (the cache) and other_programs.py find them."""
+"""An installed model as plain data; store.py (the cache) and other_programs.py find them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LM_STUDIO = "LM Studio"
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledModel:
     """Model on this disk."""
 
     name: str  # to run it, e.g. "owner/repo:Q4_K_M"
@@ -35,7 +35,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFiles:
-    """Total size and time of a model's files; fields as in Installed."""
+    """Total size and time of a model's files; fields as in InstalledModel."""
 
     size: int
     modified: float

@@ -20,7 +20,7 @@ from typing import Any
 
 from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
-from llmrun.models.store.installed import LM_STUDIO, OLLAMA, Installed, measure
+from llmrun.models.store.installed import LM_STUDIO, OLLAMA, InstalledModel, measure
 from llmrun.protocol.codec import load_json
 from llmrun.system import user_path
 
@@ -37,7 +37,7 @@ _MAX_ENTRIES = 20_000  # the configured folder may be a whole disk
 _SYSTEM_OLLAMA = Path("/usr/share/ollama/.ollama/models")  # of its Linux service
 
 
-def models(environment: Mapping[str, str] | None = None) -> list[Installed]:
+def models(environment: Mapping[str, str] | None = None) -> list[InstalledModel]:
     """Return every model of both programs that llama.cpp could load.
 
     Args:
@@ -46,7 +46,7 @@ def models(environment: Mapping[str, str] | None = None) -> list[Installed]:
     return [*_ollama_models(environment), *_lm_studio_models()]
 
 
-def find(name: str) -> Installed:
+def find(name: str) -> InstalledModel:
     """Return the model for a name with a program's prefix.
 
     Raises:
@@ -62,7 +62,7 @@ def find(name: str) -> Installed:
     return chosen or _fail(name, program, rest, installed)
 
 
-def of_repository(repository: str, filename: str | None, quant: str | None) -> Installed | None:
+def of_repository(repository: str, filename: str | None, quant: str | None) -> InstalledModel | None:
     """Return another program's model from this repository of the hub: this file or quant, or the preferred one."""
     fetched = [model for model in models() if model.repository.lower() == repository.lower()]
     if filename is None:
@@ -73,7 +73,7 @@ def of_repository(repository: str, filename: str | None, quant: str | None) -> I
     )
 
 
-def _fail(name: str, program: str, rest: str, installed: list[Installed]) -> Installed:
+def _fail(name: str, program: str, rest: str, installed: list[InstalledModel]) -> InstalledModel:
     title = PROGRAMS[program.lower()]
     names = [model.name for model in installed]
     raise ModelNotFoundError(
@@ -85,7 +85,7 @@ def _fail(name: str, program: str, rest: str, installed: list[Installed]) -> Ins
     )
 
 
-def _by_quant(installed: list[Installed], quant: str | None) -> Installed | None:
+def _by_quant(installed: list[InstalledModel], quant: str | None) -> InstalledModel | None:
     by_name = {model.filename: model for model in installed}
     chosen = filenames.choose(by_name, quant)
     if chosen is None:  # Ollama's file names have no quant
@@ -96,7 +96,7 @@ def _by_quant(installed: list[Installed], quant: str | None) -> Installed | None
 # ---- Ollama ----------------------------------------------------------------------------------------
 
 
-def _ollama_models(environment: Mapping[str, str] | None) -> Iterator[Installed]:
+def _ollama_models(environment: Mapping[str, str] | None) -> Iterator[InstalledModel]:
     env = os.environ if environment is None else environment
     named = env.get("OLLAMA_MODELS")
     folders = [user_path(named)] if named else [*_at_home(".ollama", "models"), _SYSTEM_OLLAMA]
@@ -116,7 +116,7 @@ def _manifests(folder: Path) -> Iterator[Path]:
         yield from (path for path in _entries(model) if path.is_file())
 
 
-def _ollama_model(folder: Path, manifest: Path) -> Installed | None:
+def _ollama_model(folder: Path, manifest: Path) -> InstalledModel | None:
     fields = _json(manifest)
     layers = fields.get("layers")
     layers = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
@@ -131,7 +131,7 @@ def _ollama_model(folder: Path, manifest: Path) -> Installed | None:
     quant = stated.upper() if isinstance(stated, str) and _QUANT.fullmatch(stated) else ""
     prefix = "" if (host, namespace) == (_LIBRARY, "library") else f"{namespace}/"
     prefix = prefix if host == _LIBRARY else f"{host}/{prefix}"
-    return Installed(
+    return InstalledModel(
         name=f"ollama/{prefix}{model}:{tag}",
         repository=f"{namespace}/{model}" if host in _HUB_HOSTS else "",
         filename=blob.name,
@@ -149,7 +149,7 @@ def _blob(folder: Path, digest: object) -> Path | None:
     return folder / "blobs" / f"sha256-{match[1]}" if match else None
 
 
-def _of_ollama(rest: str, installed: list[Installed]) -> Installed | None:
+def _of_ollama(rest: str, installed: list[InstalledModel]) -> InstalledModel | None:
     wanted = rest.lower()
     by_name = {model.name.lower().removeprefix("ollama/"): model for model in installed}
     if wanted in by_name:
@@ -162,7 +162,7 @@ def _of_ollama(rest: str, installed: list[Installed]) -> Installed | None:
 # ---- LM Studio -------------------------------------------------------------------------------------
 
 
-def _lm_studio_models() -> Iterator[Installed]:
+def _lm_studio_models() -> Iterator[InstalledModel]:
     budget = _MAX_ENTRIES
     for folder in _lm_studio_folders():
         for publisher in _entries(folder):
@@ -174,7 +174,7 @@ def _lm_studio_models() -> Iterator[Installed]:
                 yield from _lm_studio_repository(repository, names)
 
 
-def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]:
+def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[InstalledModel]:
     by_quant = filenames.available(names)
     repository = f"{folder.parent.name}/{folder.name}"
     for filename in names:
@@ -185,7 +185,7 @@ def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[Installed]
             continue
         quant = filenames.quant_of(filename) or ""
         short = bool(quant) and by_quant.get(quant) == filename
-        yield Installed(
+        yield InstalledModel(
             name=f"lmstudio/{repository}:{quant}" if short else f"lmstudio/{repository}/{filename}",
             repository=repository,
             filename=filename,
@@ -214,7 +214,7 @@ def _lm_studio_folders() -> list[Path]:
     return list(real.values())
 
 
-def _of_lm_studio(rest: str, installed: list[Installed]) -> Installed | None:
+def _of_lm_studio(rest: str, installed: list[InstalledModel]) -> InstalledModel | None:
     wanted = rest.lower()
     exact = [model for model in installed if f"{model.repository}/{model.filename}".lower() == wanted]
     if exact:

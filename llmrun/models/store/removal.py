@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from llmrun.errors import UsageError
 from llmrun.gguf import filenames
-from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, Installed
+from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, InstalledModel
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
 from llmrun.models.store.use import forget_use, in_use, removing
 from llmrun.storage import disk_errors
@@ -32,7 +32,7 @@ from llmrun.system import read_text
 class Removal:
     """Effects of removing a model."""
 
-    model: Installed
+    model: InstalledModel
     folder: Path  # of its repository, or of its plain link
     names: tuple[Path, ...]  # snapshot files to remove
     blobs: tuple[Path, ...]  # blobs to remove
@@ -40,7 +40,7 @@ class Removal:
     shared: tuple[str, ...]  # other users of its bytes, which therefore stay; untrusted text
 
 
-def plan_removal(store: Store, model: Installed) -> Removal:
+def plan_removal(store: Store, model: InstalledModel) -> Removal:
     """Compute the effects of removing a model; change nothing. Raises UsageError if it belongs to another program."""
     if model.place == OLLAMA:
         name = model.name.removeprefix("ollama/")

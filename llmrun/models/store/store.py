@@ -22,7 +22,7 @@ from llmrun.config import Settings
 from llmrun.gguf import filenames
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store import other_programs
-from llmrun.models.store.installed import LINK, Installed, measure
+from llmrun.models.store.installed import LINK, InstalledModel, measure
 from llmrun.storage import disk_errors, sync_folder, write_whole
 from llmrun.system import read_text
 
@@ -47,7 +47,7 @@ def is_commit(revision: str) -> bool:
     return _COMMIT.fullmatch(revision) is not None
 
 
-def all_models(settings: Settings) -> list[Installed]:
+def all_models(settings: Settings) -> list[InstalledModel]:
     """Return every model on this disk by its shortest name, including those of other programs."""
     catalogue = load_catalogue()
     ours = [
@@ -100,7 +100,7 @@ class Store:
 
     # ---- finding
 
-    def find(self, spec: ModelSpec) -> Installed | None:
+    def find(self, spec: ModelSpec) -> InstalledModel | None:
         """Return the installed model for a spec, from the newest snapshot that has it.
 
         Models that Ollama or LM Studio fetched from the same repository count too, and so does any quant when the spec
@@ -116,7 +116,7 @@ class Store:
 
     def _find(
         self, snapshots: list[Path], spec: ModelSpec, filename: str | None, quant: str | None
-    ) -> Installed | None:
+    ) -> InstalledModel | None:
         for snapshot in snapshots:
             names = _model_names(snapshot)
             chosen = filename or filenames.choose(names, quant)
@@ -129,7 +129,7 @@ class Store:
             return None
         return other_programs.of_repository(spec.repository, filename, quant)
 
-    def installed(self) -> list[Installed]:
+    def installed(self) -> list[InstalledModel]:
         """Return every model of the cache by name, from the newest snapshot of each."""
         models = [model for folder in self.repositories() for model in self._models(folder)]
         links = (self._of_link(path) for path in self.links.glob("*/*.[gG][gG][uU][fF]"))
@@ -155,8 +155,8 @@ class Store:
             for commit, snapshot, path in paths
         ]
 
-    def _models(self, folder: Path) -> list[Installed]:
-        models: dict[str, Installed] = {}
+    def _models(self, folder: Path) -> list[InstalledModel]:
+        models: dict[str, InstalledModel] = {}
         repository = _repository(folder.name) or ""
         for snapshot in self._snapshots(folder, "main"):
             names = _model_names(snapshot)
@@ -175,7 +175,7 @@ class Store:
             snapshots = [path for path in snapshots if path.name == commit]
         return sorted(snapshots, key=_changed, reverse=True)
 
-    def _model(self, repository: str, snapshot: Path, filename: str, names: list[str]) -> Installed | None:
+    def _model(self, repository: str, snapshot: Path, filename: str, names: list[str]) -> InstalledModel | None:
         """Return the model, None when a part is missing. `names` are the snapshot's model files."""
         measured = measure(snapshot / name for name in filenames.all_parts(filename))
         if measured is None:
@@ -183,7 +183,7 @@ class Store:
         quant = filenames.quant_of(filename) or ""
         # Without a quant, or beside another file of the same quant, only the file's own name is unambiguous.
         short = bool(quant) and filenames.choose(names, quant) == filename
-        return Installed(
+        return InstalledModel(
             name=f"{repository}:{quant}" if short else f"{repository}/{filename}",
             repository=repository,
             filename=filename,
@@ -194,13 +194,13 @@ class Store:
             modified=measured.modified,
         )
 
-    def _of_link(self, path: Path) -> Installed | None:
+    def _of_link(self, path: Path) -> InstalledModel | None:
         measured = measure([path])
         url = read_text(path.with_name(_LINK_FILE))
         if measured is None or not url:
             return None
         quant = filenames.quant_of(path.name) or ""
-        return Installed(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified)
+        return InstalledModel(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified)
 
     # ---- adding
 
@@ -238,7 +238,7 @@ def _repository(folder_name: str) -> str | None:
     return folder_name.removeprefix(_PREFIX).replace("--", "/", 1)
 
 
-def _by_name(model: Installed) -> tuple[str, str]:
+def _by_name(model: InstalledModel) -> tuple[str, str]:
     return model.name.lower(), model.filename
 
 

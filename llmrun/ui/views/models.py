@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import ago, rate
 from llmrun.ui.terminal.output import Output
@@ -21,7 +21,7 @@ AT_LEAST = "≥: at least; other programs slowed this machine down when its spee
 _WIDE = 110  # cells of a terminal that has room for all facts of the catalogue
 
 
-def show_installed(output: Output, models: Sequence[Installed], ages: Mapping[Path, float]) -> None:
+def show_installed(output: Output, models: Sequence[InstalledModel], ages: Mapping[Path, float]) -> None:
     """Print the models on this disk.
 
     Args:

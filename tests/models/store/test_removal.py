@@ -13,7 +13,7 @@ from support.model_disk import NEW, OLD, REPOSITORY, age, lonely_home, put, put_
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.store import other_programs
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.models.store.removal import Leftover, collect, discard, plan_removal, remove
 from llmrun.models.store.store import Store
 from llmrun.models.store.use import holders, in_use, removing, using
@@ -27,7 +27,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return Store(settings(tmp_path / "hub"))
 
 
-def only(store: Store, quant: str = "") -> Installed:
+def only(store: Store, quant: str = "") -> InstalledModel:
     return next(model for model in store.installed() if not quant or model.quant == quant)
 
 
@@ -218,7 +218,7 @@ def test_repository_names_are_the_same(store: Store) -> None:
     assert plan_removal(store, _put_and_find(store)).folder.name == "models--" + REPOSITORY.replace("/", "--")
 
 
-def _put_and_find(store: Store) -> Installed:
+def _put_and_find(store: Store) -> InstalledModel:
     put(store, "a/b/tiny-Q4_0.gguf")
     return only(store)
 

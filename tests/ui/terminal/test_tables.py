@@ -22,7 +22,7 @@ from llmrun.cli.doctor import show_findings
 from llmrun.doctor.doctor import Finding
 from llmrun.models.fingerprint import VerificationResult
 from llmrun.models.hub import Match
-from llmrun.models.store.installed import Installed
+from llmrun.models.store.installed import InstalledModel
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.server.registry import RunningServer, ServedRequest
 from llmrun.ui.terminal.format import ago
@@ -33,8 +33,8 @@ from llmrun.ui.views.models import show_catalogue, show_installed, show_matches,
 from llmrun.ui.views.serve import show_requests, show_servers
 
 
-def installed(name: str, n_bytes: int, quant: str, place: str = "hub cache") -> Installed:
-    return Installed(name, "", "", "", n_bytes, quant, Path(name), place)
+def installed(name: str, n_bytes: int, quant: str, place: str = "hub cache") -> InstalledModel:
+    return InstalledModel(name, "", "", "", n_bytes, quant, Path(name), place)
 
 
 INSTALLED = [
