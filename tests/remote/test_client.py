@@ -24,6 +24,7 @@ from llmrun.remote.transport import models
 PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
 IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)
 HI = AnswerRequest(messages=(Message("user", "Hi"),))
+RAW = AnswerRequest(prompt="Hi")
 
 
 @pytest.fixture
@@ -51,8 +52,9 @@ def text_of(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-@pytest.mark.parametrize("asked", [HI, AnswerRequest(prompt="Hi")], ids=["chat", "text"])
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    ("name", "asked"), [(name, kind) for name, way in WAYS.items() for kind in ([HI] if way.error else [HI, RAW])]
+)
 def test_a_server_may_misbehave(server: FarServer, name: str, asked: AnswerRequest) -> None:
     way = server.behave(name)
     patience = IMPATIENCE if "silent" in name else PATIENCE

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx2
 import pytest
 from anthropic import Anthropic
 from anthropic.types import Message as Theirs
 from anthropic.types import RawMessageStreamEvent
 from pydantic import TypeAdapter
 from support import answers
+from support.event_streams import calls, fed, named_events, replaying, streamed
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, EngineCrashedError, UsageError
 from llmrun.grammar import Grammar
@@ -25,38 +25,18 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
 ENVELOPE = Envelope("msg_1", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, completion_tokens=7)
-CALLS: tuple[Event, ...] = (
-    answers.call("toolu_1", "weather"),
-    answers.arguments('{"city": '),
-    answers.arguments('"Rome"}', ends=True),
-    answers.call("toolu_2", "now"),
-    answers.arguments("{}", ends=True),
-)
+CALLS = calls("toolu_1", "toolu_2")
 
 
-def streamed(*parts: Event) -> bytes:
-    made = writer(HELLO, ENVELOPE)
-    return made.begin() + b"".join(made.feed(0, part) for part in parts) + made.end()
+def stream_of(*parts: Event) -> bytes:
+    return streamed(writer(HELLO, ENVELOPE), *parts)
 
 
 def as_their_client_reads(data: bytes) -> Theirs:
     """The message that the official client puts together from a stream."""
-    transport = httpx2.MockTransport(
-        lambda request: httpx2.Response(200, content=data, headers={"content-type": "text/event-stream"})
-    )
-    client = Anthropic(api_key="none", http_client=httpx2.Client(transport=transport))
+    client = Anthropic(api_key="none", http_client=replaying(data))
     with client, client.messages.stream(**HELLO) as stream:
         return stream.get_final_message()
-
-
-def events(data: bytes) -> list[dict[str, Any]]:
-    """Each event's data; its name has to be its type."""
-    found = []
-    for block in data.decode().strip().split("\n\n"):
-        name, text = block.split("\n")
-        found.append(json.loads(text.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 # ---- what is asked
@@ -238,14 +218,14 @@ def test_an_effort_needs_no_thinking_beside_it() -> None:
 
 
 def test_a_stream_of_thoughts_and_text() -> None:
-    data = streamed(
+    data = stream_of(
         answers.started(30, 10),
         answers.reasoning("Hm."),
         answers.text("Hel"),
         answers.text("lo"),
         answers.finished("stop", STATS),
     )
-    assert [event["type"] for event in events(data)] == [
+    assert [event["type"] for event in named_events(data)] == [
         "ping", "message_start",
         "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
         "content_block_start", "content_block_delta", "content_block_delta", "content_block_stop",
@@ -262,21 +242,21 @@ def test_a_stream_of_thoughts_and_text() -> None:
 
 
 def test_message_start_has_the_input_tokens() -> None:
-    start = events(streamed(answers.started(30, 10), answers.finished("stop", STATS)))[1]
+    start = named_events(stream_of(answers.started(30, 10), answers.finished("stop", STATS)))[1]
     assert start["message"]["usage"]["input_tokens"] == 20
     assert start["message"]["usage"]["cache_read_input_tokens"] == 10
 
 
 def test_every_event_is_one_of_theirs() -> None:
     known: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
-    for event in events(
-        streamed(answers.started(30, 0), answers.reasoning("Hm."), *CALLS, answers.finished("stop", STATS))
+    for event in named_events(
+        stream_of(answers.started(30, 0), answers.reasoning("Hm."), *CALLS, answers.finished("stop", STATS))
     )[1:]:
         known.validate_python(event)
 
 
 def test_a_stream_of_calls() -> None:
-    data = streamed(answers.started(30, 10), answers.text("Let me see."), *CALLS, answers.finished("stop", STATS))
+    data = stream_of(answers.started(30, 10), answers.text("Let me see."), *CALLS, answers.finished("stop", STATS))
     message = as_their_client_reads(data)
     calls = [(block.id, block.name, block.input) for block in message.content if block.type == "tool_use"]
     assert calls == [("toolu_1", "weather", {"city": "Rome"}), ("toolu_2", "now", {})]
@@ -284,15 +264,14 @@ def test_a_stream_of_calls() -> None:
 
 
 def test_a_whole_message() -> None:
-    made = writer(HELLO, ENVELOPE)
-    for part in (
+    made = fed(
+        writer(HELLO, ENVELOPE),
         answers.started(30, 10),
         answers.reasoning("Hm."),
         answers.text("Well."),
         *CALLS,
         answers.finished("stop", STATS),
-    ):
-        made.feed(0, part)
+    )
     message = Theirs.model_validate(made.whole())
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert (message.id, message.model, message.role, message.stop_reason) == (
@@ -314,15 +293,13 @@ def test_a_whole_message() -> None:
 )
 def test_why_it_stopped(reason: str, stop: str, told: str) -> None:
     message = as_their_client_reads(
-        streamed(answers.started(3, 0), answers.text("a"), answers.finished(reason, STATS, stop))
+        stream_of(answers.started(3, 0), answers.text("a"), answers.finished(reason, STATS, stop))
     )
     assert (message.stop_reason, message.stop_sequence) == (told, stop or None)
 
 
 def test_a_call_that_was_cut_off_is_left_out_of_a_whole_message() -> None:
-    made = writer(HELLO, ENVELOPE)
-    for part in (answers.started(30, 0), *CALLS[:2], answers.finished("length", STATS)):
-        made.feed(0, part)
+    made = fed(writer(HELLO, ENVELOPE), answers.started(30, 0), *CALLS[:2], answers.finished("length", STATS))
     assert made.whole()["content"] == []
 
 
@@ -338,7 +315,7 @@ def test_errors() -> None:
         "message": "it died",
         "code": "engine-crashed",
     }
-    (event,) = events(writer(HELLO, ENVELOPE).error(EngineCrashedError("it died")))
+    (event,) = named_events(writer(HELLO, ENVELOPE).error(EngineCrashedError("it died")))
     assert event["type"] == "error"
     assert error_body(UsageError("busy"), 503)["error"]["type"] == "overloaded_error"
 

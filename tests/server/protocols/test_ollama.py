@@ -8,6 +8,7 @@ from typing import Any
 import ollama
 import pytest
 from support import answers
+from support.event_streams import calls, streamed
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar
@@ -25,10 +26,12 @@ STATS = Stats(prompt_tokens=30, prefill_seconds=0.5, completion_tokens=7, decode
 MODEL = ModelDescription("smollm2:135m", 1_700_000_000.25, 92_000_000, "sha256:12ab", "llama", "135M", "Q4_1")
 
 
+CALLS = calls("call_1", "call_2", "turn_on", "room")
+
+
 def told(writer: AnswerWriter, *parts: Event) -> list[dict[str, Any]]:
     """The lines of a stream."""
-    data = writer.begin() + b"".join(writer.feed(0, part) for part in parts) + writer.end()
-    return [json.loads(line) for line in data.splitlines()]
+    return [json.loads(line) for line in streamed(writer, *parts).splitlines()]
 
 
 # ---- what is asked
@@ -214,21 +217,12 @@ def test_a_whole_chat() -> None:
     assert (whole.done, whole.done_reason) == (True, "length")
 
 
-CALLS: tuple[Event, ...] = (
-    answers.call("call_1", "turn_on"),
-    answers.arguments('{"room": '),
-    answers.arguments('"hall"}', ends=True),
-    answers.call("call_2", "now"),
-    answers.arguments("{}", ends=True),
-)
-
-
 def test_arguments_of_calls_are_objects() -> None:
     writer = ours.chat_writer(HELLO, ENVELOPE)
     lines = told(writer, *CALLS, answers.finished("stop", STATS))
     calls = [call for line in lines for call in ollama.ChatResponse(**line).message.tool_calls or ()]
     assert [(call.function.name, call.function.arguments) for call in calls] == [
-        ("turn_on", {"room": "hall"}),
+        ("turn_on", {"room": "Rome"}),
         ("now", {}),
     ]
     whole = ollama.ChatResponse(**writer.whole())

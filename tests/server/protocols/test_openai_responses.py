@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx2
 import pytest
 from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support import answers
+from support.event_streams import calls, fed, named_events, replaying, streamed
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, UsageError
 from llmrun.grammar import Grammar
@@ -24,13 +24,7 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 TOOL = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA, "strict": False}
 ENVELOPE = Envelope("resp_1", 1_700_000_000, "smollm2")
 STATS = Stats(prompt_tokens=30, completion_tokens=7)
-CALLS: tuple[Event, ...] = (
-    answers.call("call_1", "weather"),
-    answers.arguments('{"city": '),
-    answers.arguments('"Rome"}', ends=True),
-    answers.call("call_2", "now"),
-    answers.arguments("{}", ends=True),
-)
+CALLS = calls("call_1", "call_2")
 
 
 def test_a_last_message_of_the_assistant_is_continued() -> None:
@@ -40,29 +34,15 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
     assert (request.messages, request.begins, request.may_begin_anew) == ((hello,), "Hi th", True)
 
 
-def streamed(*parts: Event) -> bytes:
-    made = writer(HELLO, ENVELOPE)
-    return made.begin() + b"".join(made.feed(0, part) for part in parts) + made.end()
+def stream_of(*parts: Event) -> bytes:
+    return streamed(writer(HELLO, ENVELOPE), *parts)
 
 
 def as_their_client_reads(data: bytes) -> Response:
     """The response that the official client puts together from a stream."""
-    transport = httpx2.MockTransport(
-        lambda request: httpx2.Response(200, content=data, headers={"content-type": "text/event-stream"})
-    )
-    client = OpenAI(api_key="none", http_client=httpx2.Client(transport=transport))
+    client = OpenAI(api_key="none", http_client=replaying(data))
     with client, client.responses.stream(**HELLO) as stream:
         return stream.get_final_response()
-
-
-def events(data: bytes) -> list[dict[str, Any]]:
-    """Each event's data; its name has to be its type."""
-    found = []
-    for block in data.decode().strip().split("\n\n"):
-        name, text = block.split("\n")
-        found.append(json.loads(text.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 # ---- what is asked
@@ -201,14 +181,14 @@ def test_a_strict_schema_that_cannot_be_enforced_is_refused() -> None:
 
 
 def test_a_stream_of_thoughts_and_text() -> None:
-    data = streamed(
+    data = stream_of(
         answers.started(30, 10),
         answers.reasoning("Hm."),
         answers.text("Hel"),
         answers.text("lo"),
         answers.finished("stop", STATS),
     )
-    assert [event["type"].removeprefix("response.") for event in events(data)] == [
+    assert [event["type"].removeprefix("response.") for event in named_events(data)] == [
         "created", "in_progress",
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
         "output_item.done",
@@ -232,14 +212,14 @@ def test_every_event_is_one_of_theirs_and_numbered() -> None:
         *CALLS,
         answers.finished("stop", STATS),
     )
-    told = events(streamed(*parts))
+    told = named_events(stream_of(*parts))
     for event in told:
         known.validate_python(event)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
 
 
 def test_a_stream_of_calls() -> None:
-    data = streamed(answers.started(30, 10), answers.text("Let me see."), *CALLS, answers.finished("stop", STATS))
+    data = stream_of(answers.started(30, 10), answers.text("Let me see."), *CALLS, answers.finished("stop", STATS))
     response = as_their_client_reads(data)
     calls = [(item.call_id, item.name, item.arguments) for item in response.output if item.type == "function_call"]
     assert calls == [("call_1", "weather", '{"city": "Rome"}'), ("call_2", "now", "{}")]
@@ -255,16 +235,15 @@ def test_a_whole_response_is_what_the_stream_ended_with() -> None:
         *CALLS,
         answers.finished("stop", STATS),
     )
-    for part in parts:
-        made.feed(0, part)
-    assert made.whole() == events(streamed(*parts))[-1]["response"]
+    fed(made, *parts)
+    assert made.whole() == named_events(stream_of(*parts))[-1]["response"]
     response = Response.model_validate(made.whole())
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
 
 
 def test_an_answer_that_was_cut_off_is_incomplete() -> None:
-    data = streamed(answers.started(30, 10), answers.text("Hel"), answers.finished("length", STATS))
-    last = events(data)[-1]
+    data = stream_of(answers.started(30, 10), answers.text("Hel"), answers.finished("length", STATS))
+    last = named_events(data)[-1]
     assert last["type"] == "response.incomplete"
     response = Response.model_validate(last["response"])
     assert (response.status, response.output[0].status) == ("incomplete", "incomplete")
@@ -274,7 +253,7 @@ def test_an_answer_that_was_cut_off_is_incomplete() -> None:
 
 def test_a_cut_call_is_incomplete() -> None:
     parts = (*CALLS[:4], answers.arguments('{"zone": "U'), answers.finished("length", STATS))
-    response = Response.model_validate(events(streamed(answers.started(30, 10), *parts))[-1]["response"])
+    response = Response.model_validate(named_events(stream_of(answers.started(30, 10), *parts))[-1]["response"])
     assert [(item.type, item.status) for item in response.output if item.type == "function_call"] == [
         ("function_call", "completed"),
         ("function_call", "incomplete"),
@@ -284,7 +263,7 @@ def test_a_cut_call_is_incomplete() -> None:
 
 def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
     made = writer(HELLO, ENVELOPE)
-    (*_, failed) = events(made.begin() + made.error(ContextOverflowError("the prompt has 9 tokens", why="8 fit")))
+    (*_, failed) = named_events(made.begin() + made.error(ContextOverflowError("the prompt has 9 tokens", why="8 fit")))
     assert failed["type"] == "response.failed"
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"] == {
@@ -296,7 +275,7 @@ def test_an_overflow_fails_with_the_code_that_codex_knows() -> None:
 def test_logprobs() -> None:
     token = TokenLogprob("é", (195, 169), -0.5, (("e", (101,), -0.7),))
     response = as_their_client_reads(
-        streamed(answers.started(3, 0), answers.text("é", (token,)), answers.finished("stop", STATS))
+        stream_of(answers.started(3, 0), answers.text("é", (token,)), answers.finished("stop", STATS))
     )
     message = response.output[0]
     assert message.type == "message"
@@ -342,7 +321,7 @@ def test_calls_have_the_names_of_the_client() -> None:
         answers.finished("stop", STATS),
     ):
         data += made.feed(0, part)
-    sent = events(data + made.end())
+    sent = named_events(data + made.end())
     for event in sent:
         known.validate_python(event)
     call, patch = made.whole()["output"]
@@ -366,9 +345,7 @@ def test_a_response_has_all_required_fields_and_counts_reasoning() -> None:
 
 def test_encrypted_reasoning_comes_back_as_it_was() -> None:
     body = {**HELLO, "include": ["reasoning.encrypted_content"], "store": False}
-    made = writer(body, ENVELOPE)
-    for part in (answers.reasoning("Hm."), answers.text("Hi"), answers.finished("stop", STATS)):
-        made.feed(0, part)
+    made = fed(writer(body, ENVELOPE), answers.reasoning("Hm."), answers.text("Hi"), answers.finished("stop", STATS))
     thought, said = made.whole()["output"]
     bare = {name: value for name, value in thought.items() if name != "content"}
     messages = read({"model": "m", "input": [bare, said, {"role": "user", "content": "And?"}]}).request.messages
