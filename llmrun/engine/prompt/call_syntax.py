@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
+from llmrun.engine.prompt.tools import Render
 from llmrun.protocol.messages import Message, Tool, ToolCall
 from llmrun.protocol.toolcalls import (
     CDATA,
@@ -25,9 +26,6 @@ from llmrun.protocol.toolcalls import (
     Parameters,
     write_nested,
 )
-
-Render = Callable[[Sequence[Message], Sequence[Tool], bool], str]
-"""Renders a conversation, with or without the beginning of the next answer; "" if the template refuses it."""
 
 _QUESTION, _TEXT = Message("user", "Probe question?"), "Probe answer."
 _NAMES, _KEYS, _IDS = ("probe_alpha", "probe_beta"), ("key_one", "key_two"), ("probeid01", "probeid02")
@@ -82,13 +80,13 @@ class _Turns:
 
     def __init__(self, render: Render, end: str) -> None:
         self._render, self._text_end = render, end
-        self._before = render((_QUESTION,), _TOOLS, False)
-        self.begin = render((_QUESTION,), _TOOLS, True)[len(self._before) :]
+        self._before = render((_QUESTION,), _TOOLS, begins=False)
+        self.begin = render((_QUESTION,), _TOOLS)[len(self._before) :]
         self.opening, _, self.closing = self._turn(_TEXT, ()).partition(_TEXT)
         self.closing = self.closing.removeprefix(end)
 
     def _turn(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        whole = self._render((_QUESTION, Message("assistant", text, calls)), _TOOLS, False)
+        whole = self._render((_QUESTION, Message("assistant", text, calls)), _TOOLS, begins=False)
         return whole[_shared(self._before, whole) :]
 
     def calls(self, *arguments: dict[str, Any]) -> str | None:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from os.path import commonprefix
 from typing import NamedTuple
 
+from llmrun.engine.prompt.tools import Render
 from llmrun.protocol.messages import Message
 from llmrun.protocol.reasoning import ReasoningSyntax
 
 Tags = tuple[str, str]
-Render = Callable[[Sequence[Message], bool | None, bool], str]
-"""Renders a conversation, with the template's enable_thinking, and with or without the beginning of the next answer; ""
-if the template refuses it."""
 
 # Of templates that leave reasoning out of earlier answers: the tags stand in the template.
 _KNOWN = (
@@ -87,12 +85,12 @@ def _before(text: str, ends: Collection[str]) -> str:
 
 def _rendered(render: Render, thinking: bool | None) -> ReasoningSyntax | None:
     """Return the syntax that a template writes around the reasoning of an answer; None if it leaves it out."""
-    question, asked = (render((_QUESTION,), thinking, begins) for begins in (False, True))
+    question, asked = (render((_QUESTION,), thinking=thinking, begins=begins) for begins in (False, True))
     begin = asked[_shared(question, asked) :]
 
     def turn(reasoning: str) -> str:
         answer = Message("assistant", _ANSWER, reasoning=reasoning)
-        whole = render((_QUESTION, answer), thinking, False)
+        whole = render((_QUESTION, answer), thinking=thinking, begins=False)
         return whole[_shared(question, whole) :]
 
     before, found, rest = turn(_REASONING).partition(_REASONING)
