@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import random
 import re
 import resource
@@ -395,6 +396,15 @@ def test_parts_around_hidden_text() -> None:
         Part("user\na<|im_end|>b", False),
         Part("<|im_end|>\n<|im_start|>assistant\n", True),
     ]
+
+
+@pytest.mark.parametrize("written", ["{{ messages[0] }}", "{{ messages[0] | tojson(ensure_ascii=true) }}"])
+def test_control_texts_come_back_from_data_that_a_template_prints_escaped(written: str) -> None:
+    taken = r"\U00100000 \udbc0\udc01"  # what the first two private characters are escaped to
+    parts = render(written, [Message("user", f"one <s> two {taken}")])
+    assert [part.special for part in parts] == [False]
+    assert "one <s> two" in parts[0].text
+    assert json.dumps(taken)[1:-1] in parts[0].text
 
 
 @pytest.mark.parametrize("private", ["\U00100000", "\U00100000\U00100001\U00100002", "\U0010fffd", "\ue000", "\uf8ff"])
