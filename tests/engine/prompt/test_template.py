@@ -222,6 +222,8 @@ def test_a_system_prompt_that_gemma_refuses_goes_into_the_first_question() -> No
         ("{% if documents is not none %}{{ documents | length }}{% endif %}", ""),
         ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') }}{{ messages | map(attribute='role') | join(',') }}",
          "<a>user,assistant,user"),
+        ("{{ messages | join(', ', attribute='content') }} {{ messages | join(d='-', attribute='content') }}",
+         "Hi, Ho, He Hi-Ho-He"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
         ("{{ messages[::-1][0].content }}{{ messages[1:] | length }}{{ '%02d' | format(7) }}", "He207"),
         ("{% for k, v in messages[0] | items %}{{ k }}={{ v }};{% endfor %}", "role=user;content=Hi;"),
