@@ -29,6 +29,11 @@ class Part(NamedTuple):
     special: bool
 
 
+def text_of(parts: Iterable[Part | Media]) -> str:
+    """Return the text of a prompt, without its files."""
+    return "".join(part.text for part in parts if isinstance(part, Part))
+
+
 class ControlTexts:
     """A search for texts that the tokenizer turns into control tokens."""
 
