@@ -22,6 +22,7 @@ from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.thinking import (
     ReasoningTracker,
     ThinkingBudget,
+    closing_text,
     constrained_tags,
     lead_in,
     opens,
@@ -261,8 +262,8 @@ class Preparer:
             budget = self._thinking_tokens(request)
             # Where calls may follow, the grammar of calls has the text before an answer.
             closed = reasoning if syntax is None else reasoning._replace(lead="")
-            limit = ThinkingBudget(closed, inside, budget or 0)
-            sequence.thinking, sequence.closing = limit if budget is not None else None, limit.closing
+            sequence.thinking = ThinkingBudget(closed, inside, budget) if budget is not None else None
+            sequence.closing = closing_text(closed)
         texts = [text for tags in (reasoning, syntax) if tags is not None for text in tags.texts]
         sequence.shown_controls = self.prompts.control_tokens(texts)
         sequence.announcement = sequence.announcement._replace(

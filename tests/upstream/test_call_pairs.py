@@ -17,7 +17,6 @@ from support.byte_vocabulary import ByteVocabulary
 from llmrun.engine.constraint.calls import compile_calls
 from llmrun.engine.prompt.template import ChatTemplate
 from llmrun.engine.prompt.thinking import opens, possible_reasoning
-from llmrun.engine.prompt.tools import with_ids
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
 from llmrun.protocol.toolcalls import HARMONY
@@ -89,9 +88,7 @@ def _template(name: str) -> ChatTemplate:
 
 
 def _rendered(template: ChatTemplate, *messages: Message, begins: bool) -> str:
-    form = template._support.form
-    variables = template._variables(with_ids(messages, form.ids), TOOLS, str, form)
-    return template._trial({"enable_thinking": True, "thinking": True, **variables}, begins=begins)
+    return template._render_trial(messages, TOOLS, form=template._support.form, thinking=True, begins=begins)
 
 
 def _generated(template: ChatTemplate, answer: Message) -> tuple[str, str]:

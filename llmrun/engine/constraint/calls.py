@@ -1,6 +1,6 @@
 """The grammar of tool calls: arguments follow the tool's JSON schema.
 
-Must not know templates. Of schemas it knows only how strings are written without quotes.
+What can't be enforced of a schema is left out and named; the rest is enforced. Must not know templates.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _ANY_OBJECT = {"type": "object"}
 _MAX_NAMED = 50  # parts that were left out
 _MAX_CALLS = 16  # of one answer: a small model may never stop
+_MAX_LEFT_OUT = 50  # parts of schemas that are named
 _MAX_COUNTED = 1000  # characters of a text, or items of a list
 _OF_STRINGS = {"enum", "const", "pattern", "format", "minLength", "maxLength", "anyOf", "oneOf", "allOf", "not"}
 
@@ -49,7 +50,10 @@ def compile_calls(
     only = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
     tools = [tool for tool in request.tools if only in ("", tool.name)]
     form = syntax.parameters
-    arguments = [_json_rules(tool) if form is None else _ParameterRules(tool, form).rules() for tool in tools]
+    arguments = [
+        _Arguments(arguments_schema(tool.parameters).rules) if form is None else _ParameterRules(tool, form).rules()
+        for tool in tools
+    ]
     lines = _all_lines(request, tools, [part.rules for part in arguments], syntax, only)
     matcher = compile_lark("\n".join(lines), vocabulary, shown)
     matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for part in arguments for path in part.left_out))))
@@ -60,14 +64,38 @@ def compile_calls(
     return matcher
 
 
+def arguments_schema(parameters: str) -> EnforceableSchema:
+    """Return the enforceable part of a tool's schema; arguments are always an object."""
+    try:
+        schema = load_json(parameters)
+    except ValueError:
+        schema = None  # nested too deep, since the template has read it
+    if not isinstance(schema, dict):
+        return EnforceableSchema(value_rules({"type": "object"}), () if schema is True else ((),))
+    rules, left_out = enforceable(json.dumps({**schema, "type": "object"}), check_rules)
+    is_object = schema.get("type", "object") == "object"
+    return EnforceableSchema(rules, left_out if is_object else (("type",), *left_out))
+
+
+def value_rules(schema: dict[str, Any]) -> Rules:
+    """Return the rules of the enforceable part of a schema."""
+    return enforceable(json.dumps(schema), check_rules).rules
+
+
+def left_out(tools: Iterable[Tool]) -> tuple[str, ...]:
+    """Return what of tools' schemas is not enforced, e.g. "tools.get_weather.parameters.properties.city.pattern"."""
+    parts = [
+        ".".join(filter(None, ("tools", tool.name, "parameters", dotted(path))))
+        for tool in tools
+        for path in arguments_schema(tool.parameters).left_out
+    ]
+    return tuple(parts[:_MAX_LEFT_OUT])
+
+
 class _Arguments(NamedTuple):
     rules: Rules  # of a tool's arguments
     left_out: Sequence[str] = ()  # paths of what is not enforced
     ends: Sequence[str] = ()  # the texts that end strings without quotes
-
-
-def _json_rules(tool: Tool) -> _Arguments:
-    return _Arguments(arguments_schema(tool.parameters).rules)
 
 
 def _all_lines(

@@ -21,6 +21,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from llmrun.engine.constraint.lexemes import to_lark
 from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
 from llmrun.grammar import Grammar, gbnf, lark
@@ -247,9 +248,7 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Matcher:
     Raises:
         BadGrammarError: the grammar is invalid, or too complex.
     """
-    native = import_submodule("llguidance", "_lib")
-    tokens = tokens_of(vocabulary)
-    return Matcher(_compile(grammar, _source(grammar, native), tokens), tokens, vocabulary)
+    return _matcher(grammar, _as_lark(grammar), vocabulary)
 
 
 def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
@@ -261,54 +260,51 @@ def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> M
     Raises:
         BadGrammarError: the schemas in it are too complex.
     """
-    native = import_submodule("llguidance", "_lib")
-    tokens = tokens_of(vocabulary, frozenset(shown))
-    source = str(native.LLMatcher.grammar_from_lark(text))
-    return Matcher(_compile(Grammar("lark", text), source, tokens), tokens, vocabulary)
+    return _matcher(Grammar("lark", text), text, vocabulary, shown)
 
 
 def check_rules(rules: Rules) -> None:
     """Raise BadGrammarError for rules of a schema that can't be compiled, whatever the vocabulary is."""
-    native = import_submodule("llguidance", "_lib")
-    text = "\n".join([f"start: {rules.start}", *rules.lines])
-    source, limits = native.LLMatcher.grammar_from_lark(text), native.LLParserLimits(**_LIMITS)
-    tokens = native.LLTokenizer("byte")
-    matcher = _in_large_stack(lambda: native.LLMatcher(tokens, source, log_level=0, limits=limits))
-    if matcher.is_error():
-        raise _invalid(Grammar("lark", text), matcher.get_error())
+    text = _rules_as_lark(rules)
+    _compiled(Grammar("lark", text), text, import_submodule("llguidance", "_lib").LLTokenizer("byte"))
 
 
-def _compile(grammar: Grammar, source: str, tokens: Tokens) -> Any:
-    """Return a new matcher. The latest grammars stay compiled: agents send the same tools with every request."""
-    compiled = tokens.compiled.pop(source, None) or _compiled(grammar, source, tokens)
-    tokens.compiled[source] = compiled
+def _matcher(grammar: Grammar, text: str, vocabulary: Vocabulary, shown: Collection[int] = ()) -> Matcher:
+    """Return a new matcher. The latest grammars stay compiled: agents send the same tools with every request.
+
+    Args:
+        grammar: as the user gave it, for errors.
+        text: the same in Lark.
+    """
+    tokens = tokens_of(vocabulary, frozenset(shown))
+    compiled = tokens.compiled.pop(text, None) or _compiled(grammar, text, tokens.native)
+    tokens.compiled[text] = compiled
     if len(tokens.compiled) > _MAX_COMPILED:
         del tokens.compiled[next(iter(tokens.compiled))]
-    return compiled.deep_copy()
+    return Matcher(compiled.deep_copy(), tokens, vocabulary)
 
 
-def _compiled(grammar: Grammar, source: str, tokens: Tokens) -> Any:
+def _compiled(grammar: Grammar, text: str, tokenizer: Any) -> Any:
     native = import_submodule("llguidance", "_lib")
-    limits = native.LLParserLimits(**_LIMITS)
-    matcher = _in_large_stack(lambda: native.LLMatcher(tokens.native, source, log_level=0, limits=limits))
+    source, limits = native.LLMatcher.grammar_from_lark(text), native.LLParserLimits(**_LIMITS)
+    matcher = _in_large_stack(lambda: native.LLMatcher(tokenizer, source, log_level=0, limits=limits))
     if matcher.is_error():
         raise _invalid(grammar, matcher.get_error())
     return matcher
 
 
-def _source(grammar: Grammar, native: Any) -> str:
+def _as_lark(grammar: Grammar) -> str:
     """Translate a grammar for llguidance, with all checks, because the engine doesn't trust the front."""
     if grammar.kind == "json_schema":
-        rules = rules_of(grammar.text)
-        text = "\n".join([f"start: {rules.start}", *rules.lines])
-    elif grammar.kind == "gbnf":
-        from llmrun.engine.constraint.lexemes import to_lark
+        return _rules_as_lark(rules_of(grammar.text))
+    if grammar.kind == "gbnf":
+        return to_lark(gbnf.parse(grammar.text))
+    lark.check(grammar.text)
+    return grammar.text
 
-        text = to_lark(gbnf.parse(grammar.text))
-    else:
-        lark.check(grammar.text)
-        text = grammar.text
-    return str(native.LLMatcher.grammar_from_lark(text))
+
+def _rules_as_lark(rules: Rules) -> str:
+    return "\n".join([f"start: {rules.start}", *rules.lines])
 
 
 class Tokens:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
-from os.path import commonprefix
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
+from llmrun.engine.prompt.thinking import shared_length
+from llmrun.engine.prompt.tools import Render
 from llmrun.protocol.messages import Message, Tool, ToolCall
 from llmrun.protocol.toolcalls import (
     CDATA,
@@ -25,9 +26,6 @@ from llmrun.protocol.toolcalls import (
     Parameters,
     write_nested,
 )
-
-Render = Callable[[Sequence[Message], Sequence[Tool], bool], str]
-"""Renders a conversation, with or without the beginning of the next answer; "" if the template refuses it."""
 
 _QUESTION, _TEXT = Message("user", "Probe question?"), "Probe answer."
 _NAMES, _KEYS, _IDS = ("probe_alpha", "probe_beta"), ("key_one", "key_two"), ("probeid01", "probeid02")
@@ -82,14 +80,14 @@ class _Turns:
 
     def __init__(self, render: Render, end: str) -> None:
         self._render, self._text_end = render, end
-        self._before = render((_QUESTION,), _TOOLS, False)
-        self.begin = render((_QUESTION,), _TOOLS, True)[len(self._before) :]
+        self._before = render((_QUESTION,), _TOOLS, begins=False)
+        self.begin = render((_QUESTION,), _TOOLS)[len(self._before) :]
         self.opening, _, self.closing = self._turn(_TEXT, ()).partition(_TEXT)
         self.closing = self.closing.removeprefix(end)
 
     def _turn(self, text: str, calls: tuple[ToolCall, ...]) -> str:
-        whole = self._render((_QUESTION, Message("assistant", text, calls)), _TOOLS, False)
-        return whole[_shared(self._before, whole) :]
+        whole = self._render((_QUESTION, Message("assistant", text, calls)), _TOOLS, begins=False)
+        return whole[shared_length(self._before, whole) :]
 
     def calls(self, *arguments: dict[str, Any]) -> str | None:
         """Return calls as the template writes them, without the end of the turn; None if it writes none."""
@@ -111,14 +109,9 @@ class _Turns:
 
     def _start(self, turn: str) -> int:
         """Return where a turn begins to differ from one in text: behind a marker, else behind the turn's beginning."""
-        start = _before_marker(turn, _shared(turn, self.opening))
+        start = _before_marker(turn, shared_length(turn, self.opening))
         is_between = start == 0 or turn[start - 1] in "\n>]"
-        return start if is_between else _shared(turn, self.opening, self.begin)
-
-
-def _shared(*texts: str) -> int:
-    """Return the length of the beginning that texts share."""
-    return len(commonprefix(texts))  # noqa: RUF071 - not of paths
+        return start if is_between else shared_length(turn, self.opening, self.begin)
 
 
 def _before_marker(text: str, position: int) -> int:
@@ -129,7 +122,7 @@ def _before_marker(text: str, position: int) -> int:
 
 def _end(turn: str, closing: str) -> int:
     """Return the length of a turn without its end, of which at least a part is the end of other turns too."""
-    shared = _shared(turn[::-1], closing[::-1])
+    shared = shared_length(turn[::-1], closing[::-1])
     tail = closing[len(closing) - shared :]
     if shared < len(closing):  # not in the middle of a marker
         start = _BOUNDARY.search(tail)
@@ -211,7 +204,7 @@ def _shape(one: _Call, several: str | None) -> _Shape:
     begins = _shared_end(before, middle)
     texts = [begins, *(_numbered(*pair) for pair in zip(one.texts[1:-1], second.texts[1:-1], strict=True))]
     begin, rest = before[: len(before) - _size(begins)], middle[: len(middle) - _size(begins)]
-    close = rest[: _shared(rest, after)]
+    close = rest[: shared_length(rest, after)]
     call = [element for text, field in zip(texts, one.fields, strict=True) for element in (*text, field)]
     return _Shape(begin, [element for element in (*call, close) if element], rest[len(close) :], after[len(close) :])
 
@@ -240,7 +233,7 @@ def _from_marker(text: str, size: int) -> str:
 
 
 def _shared_size(first: str, second: str) -> int:
-    return _shared(first[::-1], second[::-1])
+    return shared_length(first[::-1], second[::-1])
 
 
 def _follow(first: str, second: str) -> bool:
@@ -249,7 +242,7 @@ def _follow(first: str, second: str) -> bool:
 
 def _numbered(first: str, second: str) -> list[CallElement]:
     """Return the text that two calls have at the same place, in which their numbers may stand."""
-    start = _shared(first, second)
+    start = shared_length(first, second)
     if _follow(first[start : start + 1], second[start : start + 1]) and first[start + 1 :] == second[start + 1 :]:
         return [first[:start], CallField.INDEX, first[start + 1 :]]
     return [first]
@@ -275,7 +268,7 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
     head = before[: len(before) - len(begin)]
     bare = _text_after_fields(turns.calls({}), shape)
     rest = between_values[: len(between_values) - len(begin)]
-    close = after[_shared(rest, after) :]
+    close = after[shared_length(rest, after) :]
     if bare.startswith(head) and after.endswith(bare[len(head) :]) and bare[len(head) :]:
         close = bare[len(head) :]
     end = after[: len(after) - len(close)]
@@ -353,7 +346,7 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
     if not _BOUNDARY.search(trigger):
         # Text and call differ by the beginning of the message, of which some may stand in the prompt.
         prefill = trigger if turns.begin.endswith(trigger) else ""
-        lead = prefill + turns.opening[_shared(turns.opening, turns.begin) :]
+        lead = prefill + turns.opening[shared_length(turns.opening, turns.begin) :]
     return CallSyntax(
         tuple(shape.call),
         trigger,

@@ -5,6 +5,7 @@ Text of users and models never becomes control tokens. Pure; must not know token
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from llmrun.protocol.media import Media
 from llmrun.protocol.messages import Message
 
 PRIVATE = range(0x100000, 0x10FFFE)  # plane 16, private use: no tokenizer has special tokens there
+_ESCAPED = re.compile(r"\\U0010[0-9a-f]{4}|\\udb[c-f][0-9a-f]\\ud[c-f][0-9a-f]{2}")  # see _escaped()
 
 
 class Part(NamedTuple):
@@ -25,6 +27,11 @@ class Part(NamedTuple):
 
     text: str
     special: bool
+
+
+def text_of(parts: Iterable[Part | Media]) -> str:
+    """Return the text of a prompt, without its files."""
+    return "".join(part.text for part in parts if isinstance(part, Part))
 
 
 class ControlTexts:
@@ -128,36 +135,47 @@ class Placeholders:
         """
         if not self._values:
             return [Part(prompt, True)]
+        characters = {form: character for character in self._values for form in _escaped(character)}
+        prompt = _ESCAPED.sub(lambda match: characters.get(match[0], match[0]), prompt)
         if any(isinstance(value, Media) and character not in prompt for character, value in self._values.items()):
             raise BadTemplateError("the chat template omits an image or audio", hint=OTHER_TEMPLATE)
-        hidden = {character for part, character in self._characters.items() if not part.special}
         parts: list[Part | Media] = []
         position = 0
-        for match in self._control.pattern.finditer(prompt) if hidden else ():
-            parts += [*self._restored(prompt[position : match.start()], hidden), Part(match[0], True)]
+        for match in self._control.pattern.finditer(prompt):
+            parts += [*self._restored(prompt[position : match.start()]), Part(match[0], True)]
             position = match.end()
-        return _merge([*parts, *self._restored(prompt[position:], hidden)])
+        return _merge([*parts, *self._restored(prompt[position:])])
 
-    def _restored(self, text: str, hidden: set[str]) -> Iterator[Part | Media]:
-        """Yield the parts of a text between control texts; it is special unless one of its parts is hidden."""
-        special = hidden.isdisjoint(text)
-        for piece in filter(None, re.split(f"([{''.join(self._values)}])", text)):
-            yield self._values.get(piece) or Part(piece, special)
+    def _restored(self, text: str) -> list[Part | Media]:
+        """Return the parts of a text between control texts; it is special unless plain text was hidden in it."""
+        pieces = [piece for piece in re.split(f"([{''.join(self._values)}])", text) if piece]
+        values = [self._values.get(piece) for piece in pieces]
+        special = all(value.special for value in values if isinstance(value, Part))
+        return [value or Part(piece, special) for piece, value in zip(pieces, values, strict=True)]
+
+
+def _escaped(character: str) -> tuple[str, str]:
+    """Return a character as templates write it in data that they print as Python does, or as JSON that is all ASCII."""
+    return character.encode("unicode_escape").decode(), json.dumps(character)[1:-1]
 
 
 def _free_characters(texts: Sequence[str]) -> Iterator[str]:
+    """Yield private characters that no text has, escaped or not.
+
+    Raises:
+        UsageError: there are no more.
+    """
     used = set[str]().union(*texts)
-    yield from (chr(code) for code in PRIVATE if chr(code) not in used)
+    for character in map(chr, PRIVATE):
+        if character not in used and not any(form in text for text in texts for form in _escaped(character)):
+            yield character
     raise UsageError("the conversation uses up all private characters of Unicode")
 
 
 def _merge(parts: Iterable[Part | Media]) -> list[Part | Media]:
     """Join adjacent texts of one kind, so that the tokenizer sees as much text at once as possible."""
     merged: list[Part | Media] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, Part) and isinstance(last, Part) and last.special == part.special:
-            merged[-1] = Part(last.text + part.text, part.special)
-        else:
-            merged.append(part)
+    for special, group in groupby(parts, key=lambda part: part.special if isinstance(part, Part) else None):
+        members = [*group]
+        merged += members if special is None else [Part("".join(part[0] for part in members), special)]
     return merged

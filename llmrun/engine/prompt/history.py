@@ -18,10 +18,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from llmrun.engine.prompt.control_texts import Part
+from llmrun.engine.prompt.control_texts import Part, text_of
+from llmrun.engine.prompt.thinking import shared_length
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import load_json
@@ -58,18 +58,15 @@ class Conversation:
         self.digests = [hashlib.sha256(json.dumps([*context]).encode()).digest()]
         self._calls: dict[str, int] = {}  # id -> number of the call
         for message in messages:
-            self.digests.append(self._next(message))
+            self.digests.append(self.digest_with(message))
         self.question = max((index for index, each in enumerate(messages) if each.role == "user"), default=-1)
 
     @property
     def has_calls(self) -> bool:
         return any(message.tool_calls or message.role == "tool" for message in self.messages)
 
-    def digest_with(self, answer: Message) -> bytes:
-        """Return the digest of the conversation with an answer."""
-        return self._next(answer)
-
-    def _next(self, message: Message) -> bytes:
+    def digest_with(self, message: Message) -> bytes:
+        """Return the digest of the conversation with one more message."""
         data: list[Any] = [message.role]
         if message.role == "assistant":
             data += [message.content.strip(), [[call.name, _value(call.arguments)] for call in message.tool_calls]]
@@ -354,14 +351,14 @@ def keeps_reasoning(render: Render) -> bool:
     """Return whether a template writes the reasoning of answers before the last question."""
     with suppress(BadTemplateError):
         prompt = render([_QUESTION, Message("assistant", "answer", reasoning=_MARKER), _NEXT])
-        return _MARKER in _text(prompt)
+        return _MARKER in text_of(prompt)
     return False
 
 
 def begin_alike(*renders: Render) -> bool:
     """Return whether these prompts of a question are equal up to the question."""
     with suppress(BadTemplateError):
-        return len({_text(render([_QUESTION])).partition(_QUESTION.content)[0] for render in renders}) == 1
+        return len({text_of(render([_QUESTION])).partition(_QUESTION.content)[0] for render in renders}) == 1
     return False
 
 
@@ -389,17 +386,17 @@ def after_answer(
     n_results = next((index for index, each in enumerate(following) if each.role != "tool"), len(following))
     marked = [replace(each, content=_NEXT_MARKER, media=()) for each in following[: max(1, n_results)]]
     with suppress(BadTemplateError):
-        short = _text(trial([_QUESTION, answer, *marked]))
-        if _repeats(_text(trial([_QUESTION])), short):
+        short = text_of(trial([_QUESTION, answer, *marked]))
+        if _repeats(text_of(trial([_QUESTION])), short):
             return None
         rest = _after(_MARKER, render([*before, answer, *following]))
         if rest is None:
             return None
         written = written if answer.tool_calls else ""
-        end = _end_of_answer(short, ends, written, _text(rest))
+        end = _end_of_answer(short, ends, written, text_of(rest))
         if end is None:
-            whole = _text(render([*before, answer, *marked, *following[len(marked) :]]))
-            end = _end_of_answer(whole, ends, written, _text(rest))
+            whole = text_of(render([*before, answer, *marked, *following[len(marked) :]]))
+            end = _end_of_answer(whole, ends, written, text_of(rest))
         return _without(end, rest) if end is not None else None
     return None
 
@@ -411,7 +408,7 @@ def _repeats(open_prompt: str, prompt: str) -> bool:
     """
     opening = open_prompt.rpartition(_QUESTION.content)[2]
     later = prompt.rpartition(_MARKER)[0].rpartition(_QUESTION.content)[2]
-    return len(opening) - len(commonprefix([opening, later])) > _MAX_OPENING  # noqa: RUF071 - of texts
+    return len(opening) - shared_length(opening, later) > _MAX_OPENING
 
 
 def _end_of_answer(prompt: str, ends: Collection[str], written: str, rest: str) -> str | None:
@@ -432,10 +429,6 @@ def _end_of_answer(prompt: str, ends: Collection[str], written: str, rest: str) 
     # Without an end token after the call, the template goes on where the model did; the marker's quotes are its own.
     closings = (between[:size] for size in range(len(between), 0, -1))
     return next((each for each in closings if (bare := each.lstrip('"')) and written.endswith(bare)), None)
-
-
-def _text(parts: Sequence[Part | Media]) -> str:
-    return "".join(part.text for part in parts if isinstance(part, Part))
 
 
 def _marked(answer: Message) -> Message:

@@ -35,8 +35,10 @@ def make_environment() -> Any:
     )
     environment.filters["tojson"] = _to_json
     for name in ("batch", "center", "format", "indent", "slice", "tojson", "truncate", "wordwrap"):
-        environment.filters[name] = _checked(environment.filters[name])
-    environment.filters["replace"] = _checked_replace(environment.filters["replace"])
+        environment.filters[name] = _checked(environment.filters[name], _check_widths)
+    environment.filters["replace"] = _checked(
+        environment.filters["replace"], lambda context, *args, **kwargs: _check_replacement(*args, **kwargs)
+    )
     environment.filters["join"] = _checked_join(environment.filters["join"])
     environment.filters["safe"] = str  # nothing is escaped here; Jinja's would make what is added to it escaped
     environment.filters["round"] = _limited_round(environment.filters["round"])
@@ -110,13 +112,13 @@ def _sandbox(sandbox: Any) -> Any:
             wrapped = super().wrap_str_format(value)
             if wrapped is not None:
                 _check_widths(value.__self__)
-                wrapped = _checked(wrapped)
+                wrapped = _checked(wrapped, _check_widths)
             return wrapped
 
         def call(self, context: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             text = getattr(function, "__self__", None)
             if isinstance(text, str):
-                _check_widths(text, *args, *kwargs.values())
+                _check_widths(text, *args, **kwargs)
                 if getattr(function, "__name__", "") == "replace":
                     _check_replacement(text, *args)
             return super().call(context, function, *args, **kwargs)
@@ -124,49 +126,39 @@ def _sandbox(sandbox: Any) -> Any:
     return Sandbox
 
 
-def _checked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Limit the widths that a filter is given."""
+def _checked(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """Return a function whose arguments are checked first."""
 
     @wraps(original)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        _check_widths(*args, *kwargs.values())
+        check(*args, **kwargs)
         return original(*args, **kwargs)
 
     return checked
 
 
-def _check_replacement(text: Any, old: Any = "", new: Any = "", *_: Any) -> None:
+def _check_replacement(text: Any, old: Any = "", new: Any = "", *_: Any, **__: Any) -> None:
+    """Raise if a text with replacements is too long; names are those of Jinja's filter."""
     if len(str(new)) * (str(text).count(str(old)) + 1) > MAX_SIZE:
         raise _too_long()
-
-
-def _checked_replace(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Limit the length of what Jinja's filter returns."""
-
-    @wraps(original)
-    def checked(context: Any, text: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_replacement(text, *args, *kwargs.values())
-        return original(context, text, *args, **kwargs)
-
-    return checked
 
 
 def _checked_join(original: Callable[..., Any]) -> Callable[..., Any]:
     """Limit the length of what Jinja's filter returns."""
 
     @wraps(original)
-    def checked(context: Any, value: Any, separator: Any = "", *args: Any) -> Any:
+    def checked(context: Any, value: Any, d: Any = "", attribute: Any = None) -> Any:  # names are Jinja's
         value = [*value]
-        if len(value) * (len(str(separator)) + 1) > MAX_SIZE:
+        if len(value) * (len(str(d)) + 1) > MAX_SIZE:
             raise _too_long()
-        return original(context, value, separator, *args)
+        return original(context, value, d, attribute)
 
     return checked
 
 
-def _check_widths(*values: Any) -> None:
+def _check_widths(*values: Any, **named: Any) -> None:
     """Raise if a number, or a number in a text's format, is a width of many megabytes."""
-    for value in values:
+    for value in (*values, *named.values()):
         is_wide = _WIDE_FORMAT.search(value) if isinstance(value, str) else isinstance(value, int) and value > MAX_WIDTH
         if is_wide:
             raise _too_long()

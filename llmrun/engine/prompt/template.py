@@ -130,7 +130,6 @@ class ChatTemplate:
         self._bos = bos
         self._eos = eos
         self._control_texts, self._ends = control, ends or (eos,)
-        self._efforts: dict[str, str | None] = {}
         self._reported: set[Rewriting] = set()
         # Limited here too, because Jinja evaluates constant expressions when it compiles.
         self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
@@ -140,13 +139,8 @@ class ChatTemplate:
         """The syntax of the model's tool calls."""
         found = None
         if self._support.calls:
-            form = self._support.form
-            found = find_syntax(
-                lambda messages, tools, begins: self._trial(
-                    self._variables(with_ids(messages, form.ids), tools, str, form), begins=begins
-                ),
-                self.reasoning.end if self.reasoning is not None else "",
-            )
+            end = self.reasoning.end if self.reasoning is not None else ""
+            found = find_syntax(partial(self._render_trial, form=self._support.form), end)
         if HARMONY.lead in self.source or (found is not None and HARMONY_AS_TOLD in found.begin + str(found.call[0])):
             return HARMONY
         found = found or syntax_by_vocabulary(self._control_texts, self.source) or HERMES
@@ -155,36 +149,29 @@ class ChatTemplate:
     @cached_property
     def reasoning(self) -> ReasoningSyntax | None:
         """The syntax of the model's reasoning; None if it does not reason."""
-        return find_reasoning(self.source, self._reasoning_trial, self._ends)
+        return find_reasoning(self.source, self._render_trial, self._ends)
 
     @cached_property
     def lead(self) -> str:
         """What the model writes before the text of an answer, e.g. its receiver; "" if it reasons, or for nothing."""
         if self.reasoning is not None:
             return ""
-        asked = self._reasoning_trial((_QUESTION,), None, True)
-        whole = self._reasoning_trial((_QUESTION, Message("assistant", _PROBE_TEXT)), None, False)
+        asked = self._render_trial((_QUESTION,))
+        whole = self._render_trial((_QUESTION, Message("assistant", _PROBE_TEXT)), begins=False)
         lead = whole.removeprefix(asked).partition(_PROBE_TEXT)[0] if whole.startswith(asked) else ""
         return lead if lead.strip() else ""
-
-    def _reasoning_trial(self, messages: Sequence[Message], thinking: bool | None, begins: bool) -> str:
-        options = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
-        return self._trial(options | self._variables(messages, (), str), begins=begins)
 
     @cached_property
     def _support(self) -> ToolSupport:
         """What the template writes of tools. A role that it only copies is none that the model knows."""
-        found = find_support(partial(self._probe, (PROBE_TOOL,)), knows_responses="tool_responses" in self.source)
+        found = find_support(self._render_trial, (PROBE_TOOL,), knows_responses="tool_responses" in self.source)
         return found._replace(results=found.results and (found.calls or found.tools))
 
     @cached_property
     def _support_of_history(self) -> ToolSupport:
         """What the template writes of earlier calls where no tools are given any more."""
-        found = find_support(partial(self._probe, ()), knows_responses="tool_responses" in self.source)
+        found = find_support(self._render_trial, (), knows_responses="tool_responses" in self.source)
         return found._replace(results=found.results and (found.calls or self._support.tools))
-
-    def _probe(self, tools: Sequence[Tool], messages: Sequence[Message], form: ToolForm) -> str:
-        return self._trial(self._variables(with_ids(messages, form.ids), tools, str, form))
 
     @cached_property
     def _needs_lists(self) -> bool:
@@ -212,27 +199,26 @@ class ChatTemplate:
             return _with_reasoning_in_content(message, tags)
         return _with_thinking_part(message) if self._has_thinking_parts else message
 
-    def _known_effort(self, effort: str) -> str | None:
-        """Return the nearest reasoning effort that the template knows; None if it knows none."""
-        if effort not in self._efforts:
-            self._efforts[effort] = self._find_effort(effort)
-        return self._efforts[effort]
-
     @cached_property
     def _effort_variable(self) -> str | None:
         return next((name for name in _EFFORT_VARIABLES if name in self.source), None)
 
-    def _find_effort(self, effort: str) -> str | None:
-        variable = self._effort_variable
-        if variable is None:
-            return None
-        named = {each for each in EFFORTS if f"'{each}'" in self.source or f'"{each}"' in self.source}
-        if effort == "none":
-            return effort if effort in named else None
-        known = sorted((named | {"low", "medium", "high"}) - {"none"}, key=EFFORTS.index)
-        known.sort(key=lambda each: abs(EFFORTS.index(each) - EFFORTS.index(effort)))
-        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}], "thinking": True, "enable_thinking": True}
-        return next((each for each in known if self._trial({**variables, variable: each})), None)
+    @cached_property
+    def _efforts(self) -> list[str]:
+        """The reasoning efforts that the template takes, "none" only if it names that."""
+        if self._effort_variable is None:
+            return []
+        common, quoted = ("low", "medium", "high"), self.source.replace('"', "'")
+        efforts = [effort for effort in EFFORTS if effort in common or f"'{effort}'" in quoted]
+        variables = {"messages": [{"role": "user", "content": _PROBE_TEXT}], **_thinking_variables(True)}
+        return [name for name in efforts if name == "none" or self._trial({**variables, self._effort_variable: name})]
+
+    def _nearest_effort(self, effort: str) -> str | None:
+        """Return the nearest reasoning effort that the template takes; None if it takes none."""
+        if effort in self._efforts or effort == "none":
+            return effort if effort in self._efforts else None
+        efforts = (known for known in self._efforts if known != "none")
+        return min(efforts, key=lambda known: abs(EFFORTS.index(known) - EFFORTS.index(effort)), default=None)
 
     @cached_property
     def _reasoning_switch(self) -> ReasoningSwitch | None:
@@ -253,7 +239,7 @@ class ChatTemplate:
         answer, again = (self._with_reasoning(each, tags) for each in answers)
         for name, values in undeclared_variables(self.source).items():
             for thinking in (True, False) if "think" in name or "reason" in name else ():
-                options = {"enable_thinking": thinking, "thinking": thinking}
+                options = _thinking_variables(thinking)
                 first, later = {"messages": [question]}, {"messages": [question, answer, question, again, question]}
                 prompts = {value: self._trial(later | options | {name: value}) for value in values}
                 kept = [value for value, prompt in prompts.items() if _PROBE_TEXT in prompt]
@@ -268,9 +254,21 @@ class ChatTemplate:
     @cached_property
     def _rules(self) -> TemplateRules:
         return TemplateRules(
-            lambda messages, tools: self._trial(self._variables(*self._fitted(messages, tools), str)),
+            lambda messages, tools: self._render_trial(*self._fitted(messages, tools)),
             lambda message: as_text(message, self.syntax),
         )
+
+    def _render_trial(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        form: ToolForm | None = None,
+        thinking: bool | None = None,
+        begins: bool = True,
+    ) -> str:
+        """See Render."""
+        return self._trial(_thinking_variables(thinking) | self._variables(messages, tools, str, form), begins=begins)
 
     def _trial(self, variables: dict[str, Any], *, begins: bool = True) -> str:
         """Return the output for a short conversation; "" if the template refuses it or fails.
@@ -348,9 +346,9 @@ class ChatTemplate:
         self, messages: Sequence[Message], thinking: bool | None, effort: str | None, keep_reasoning: bool | None
     ) -> dict[str, Any]:
         """Return the template's variables about reasoning, see render()."""
-        options: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
-        if effort is not None and self._effort_variable and (known := self._known_effort(effort)):
-            options[self._effort_variable] = known
+        options = _thinking_variables(thinking)
+        if effort is not None and (nearest := self._nearest_effort(effort)) is not None:
+            options[str(self._effort_variable)] = nearest
         if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
             switch = self._reasoning_switch
             options[switch.name] = switch.dropped if keep_reasoning is False else switch.kept
@@ -380,7 +378,7 @@ class ChatTemplate:
                 rules.rewritings.add("tools")
         if rules is not None:
             messages = fit(messages, rules)
-        return with_ids(messages, support.form.ids), tools
+        return messages, tools
 
     def _variables(
         self,
@@ -389,10 +387,10 @@ class ChatTemplate:
         hide: Callable[[str], str],
         form: ToolForm | None = None,
     ) -> dict[str, Any]:
-        has_calls = any(message.tool_calls for message in messages)
         if form is None:
+            has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
             form = (self._support if tools else self._support_of_history).form if has_calls else ToolForm()
-        data = [message_data(message, hide, form) for message in messages]
+        data = [message_data(message, hide, form) for message in with_ids(messages, form.ids)]
         if self._needs_lists:
             data = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in data]
         if any(message.reasoning for message in messages):
@@ -411,6 +409,10 @@ class ChatTemplate:
                 raise BadTemplateError("the chat template's output is endless")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _thinking_variables(thinking: bool | None) -> dict[str, Any]:
+    return {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
 
 
 def _with_reasoning_in_content(message: dict[str, Any], tags: ReasoningSyntax) -> dict[str, Any]:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from os.path import commonprefix
 from typing import NamedTuple
 
+from llmrun.engine.prompt.tools import Render
 from llmrun.protocol.messages import Message
 from llmrun.protocol.reasoning import ReasoningSyntax
 
 Tags = tuple[str, str]
-Render = Callable[[Sequence[Message], bool | None, bool], str]
-"""Renders a conversation, with the template's enable_thinking, and with or without the beginning of the next answer; ""
-if the template refuses it."""
 
 # Of templates that leave reasoning out of earlier answers: the tags stand in the template.
 _KNOWN = (
@@ -87,13 +85,13 @@ def _before(text: str, ends: Collection[str]) -> str:
 
 def _rendered(render: Render, thinking: bool | None) -> ReasoningSyntax | None:
     """Return the syntax that a template writes around the reasoning of an answer; None if it leaves it out."""
-    question, asked = (render((_QUESTION,), thinking, begins) for begins in (False, True))
-    begin = asked[_shared(question, asked) :]
+    question, asked = (render((_QUESTION,), thinking=thinking, begins=begins) for begins in (False, True))
+    begin = asked[shared_length(question, asked) :]
 
     def turn(reasoning: str) -> str:
         answer = Message("assistant", _ANSWER, reasoning=reasoning)
-        whole = render((_QUESTION, answer), thinking, False)
-        return whole[_shared(question, whole) :]
+        whole = render((_QUESTION, answer), thinking=thinking, begins=False)
+        return whole[shared_length(question, whole) :]
 
     before, found, rest = turn(_REASONING).partition(_REASONING)
     between, answered, after = rest.partition(_ANSWER)
@@ -107,7 +105,7 @@ def _rendered(render: Render, thinking: bool | None) -> ReasoningSyntax | None:
     return ReasoningSyntax(opening, closing, lead, after[:size], after[size:].strip() if size else "", words)
 
 
-def _shared(*texts: str) -> int:
+def shared_length(*texts: str) -> int:
     """Return the length of the beginning that texts share."""
     return len(commonprefix(texts))  # noqa: RUF071 - not of paths
 
@@ -139,7 +137,7 @@ def _closing(between: str, begin: str, plain: str, n_marks: int) -> tuple[str, s
         begin, plain: as above.
         n_marks: how many marks the opening has.
     """
-    shared = between[len(between) - _shared(between[::-1], plain[::-1]) :]
+    shared = between[len(between) - shared_length(between[::-1], plain[::-1]) :]
     if shared == between:  # the template writes an empty reasoning
         marks = [*_MARK.finditer(between)][: max(n_marks, 1)]
         return between[: marks[-1].end()].strip(), between[marks[-1].end() :].strip()
@@ -177,6 +175,11 @@ def end_of_reasoning(prompt: str, syntax: ReasoningSyntax | None) -> str:
     if syntax.lead:
         return (syntax.closing if opens(prompt, syntax) else "") + syntax.lead
     return f"{syntax.closing}\n\n" if opens(prompt, syntax) else ""
+
+
+def closing_text(syntax: ReasoningSyntax) -> str:
+    """Return the text that closes a reasoning that the model does not close itself."""
+    return f"\n{syntax.closing}{syntax.lead}\n\n"
 
 
 class BeginningPart(NamedTuple):
@@ -266,24 +269,22 @@ class ThinkingBudget:
 
     Args:
         inside: the prompt ends with the opening tag.
+
+    Attributes:
+        closing: the text that closes the reasoning.
     """
 
-    def __init__(self, tags: Sequence[str | bool], inside: bool, max_tokens: int) -> None:
-        self._syntax = ReasoningSyntax(*tags)  # type: ignore[arg-type]
+    def __init__(self, syntax: ReasoningSyntax, inside: bool, max_tokens: int) -> None:
+        self.closing = closing_text(syntax)
         self._max_tokens = max_tokens
         # Before the first and after each token of the answer: the tracker, and the number of tokens of reasoning.
-        self._states = [(ReasoningTracker.begin(self._syntax[:2], inside=inside), 0)]
+        self._states = [(ReasoningTracker.begin(syntax[:2], inside=inside), 0)]
 
     @property
     def is_used_up(self) -> bool:
         """The reasoning has to be closed now."""
         tracker, used = self._states[-1]
         return tracker.stage is ReasoningStage.INSIDE and used >= self._max_tokens
-
-    @property
-    def closing(self) -> str:
-        """The text that closes the reasoning."""
-        return f"\n{self._syntax.closing}{self._syntax.lead}\n\n"
 
     def push(self, text: str) -> None:
         """Add the text of the answer's next token."""

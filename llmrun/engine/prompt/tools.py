@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
@@ -69,6 +69,27 @@ class ToolForm(NamedTuple):
 _PLAIN_FORM = ToolForm()
 
 
+class Render(Protocol):
+    """Renders a short conversation by a chat template, as a trial."""
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        form: ToolForm | None = None,
+        thinking: bool | None = None,
+        begins: bool = True,
+    ) -> str:
+        """Return the prompt; "" if the template refuses the conversation.
+
+        Args:
+            form: of calls and results; None for the best one.
+            thinking: the template's enable_thinking; None leaves it undefined.
+            begins: with the beginning of the next answer.
+        """
+
+
 class ToolSupport(NamedTuple):
     """What a template writes of tools, in the best form for it."""
 
@@ -78,11 +99,11 @@ class ToolSupport(NamedTuple):
     results: bool = False
 
 
-def find_support(render: Callable[[Sequence[Message], ToolForm], str], *, knows_responses: bool) -> ToolSupport:
+def find_support(render: Render, tools: Sequence[Tool], *, knows_responses: bool) -> ToolSupport:
     """Return what a template writes of tools.
 
     Args:
-        render: returns the prompt of a conversation, "" if the template refuses it.
+        tools: of the trial: that of PROBE, or none.
         knows_responses: the template can take results in the message of their calls.
     """
     best = ToolSupport()
@@ -90,7 +111,7 @@ def find_support(render: Callable[[Sequence[Message], ToolForm], str], *, knows_
     forms = itertools.product((False, True), places, ("any", "short", "named"), (False, True))
     for no_content, in_calls, ids, as_text in forms:
         form = ToolForm(as_text, ids, in_calls, no_content)
-        support = _support(render(PROBE, form), form)
+        support = _support(render(PROBE, tools, form=form), form)
         if sum(support[1:]) > sum(best[1:]):
             best = support
         if best.calls and best.results:

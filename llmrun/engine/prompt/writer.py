@@ -16,7 +16,7 @@ from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, tex
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
 from llmrun.engine.llama.media import Projector
-from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part
+from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
     Beginning,
     Conversation,
@@ -98,8 +98,6 @@ class PromptWriter:
         self._projector, self._adapters = projector, adapters
         self._media_lengths: dict[int, int] = {}  # hash of a file's data -> tokens
         self._templates: dict[str, ChatTemplate] = {}
-        self._token_cache: TokenCache | None = None
-        self._control: ControlTexts | None = None
         self._begin_alike: dict[tuple[object, ...], bool] = {}  # template and options -> prompts begin as without them
 
     def prompt(
@@ -171,7 +169,7 @@ class PromptWriter:
             send(Rendering(generate.request))
             parts = self.chat_template(request.template).render(
                 messages,
-                self._control_texts(),
+                self._control_texts,
                 thinking=request.thinks,
                 tools=tools,
                 effort=request.reasoning_effort,
@@ -228,11 +226,10 @@ class PromptWriter:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
             parts = render(messages, keeps)
             accepted.clear()
-        text = "".join(part.text for part in parts if isinstance(part, Part))
         tokens, placed = self._tokens(parts, encode_image, before[0])
         images = [*before[1], *placed]
         turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
-        return TokenizedPrompt(text, tokens, PromptImages(images) if images else None, turn, tuple(accepted))
+        return TokenizedPrompt(text_of(parts), tokens, PromptImages(images) if images else None, turn, tuple(accepted))
 
     def _standing(
         self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Media], Pieces]
@@ -398,7 +395,7 @@ class PromptWriter:
             if isinstance(part, Part):
                 begins = not ids
                 ids += (
-                    self._special_tokens(part.text, begins=begins)
+                    self._token_cache.tokens(part.text, begins=begins)
                     if part.special
                     else self._checked(part.text, special=False, begins=begins)
                 )
@@ -410,16 +407,15 @@ class PromptWriter:
                     ids += piece.ids
         tokens = ids if standing else vocabulary.with_bos(ids)
         placed = [chunk._replace(start=chunk.start + len(tokens) - len(ids)) for chunk in placed]
-        is_lost = not ids and any(part.text for part in parts if isinstance(part, Part))
+        is_lost = not ids and text_of(parts)
         if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
             raise _lossy_vocabulary()
         return tokens, placed
 
-    def _special_tokens(self, text: str, *, begins: bool) -> list[int]:
-        """Return the tokens of a text of the template, in which control texts are control tokens."""
-        if self._token_cache is None:
-            self._token_cache = TokenCache(partial(self._checked, special=True), self._control_texts())
-        return self._token_cache.tokens(text, begins=begins)
+    @cached_property
+    def _token_cache(self) -> TokenCache:
+        """The tokens of texts of templates, in which control texts are control tokens."""
+        return TokenCache(partial(self._checked, special=True), self._control_texts)
 
     def _checked(self, text: str, *, special: bool, begins: bool) -> list[int]:
         """Return the tokens of a text.
@@ -494,10 +490,9 @@ class PromptWriter:
             )
         return self._templates[source]
 
+    @cached_property
     def _control_texts(self) -> ControlTexts:
-        if self._control is None:
-            self._control = ControlTexts(self._vocabulary.control_texts)
-        return self._control
+        return ControlTexts(self._vocabulary.control_texts)
 
     def control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))

@@ -12,6 +12,7 @@ from support.fake_context import END, N_VOCAB, favouring, hashed, scripted, toke
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.prompt.thinking import ThinkingBudget
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.reasoning import ReasoningSyntax
 
 HOT = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
 
@@ -104,7 +105,7 @@ def test_when_no_token_is_left_it_fails_and_says_why() -> None:
 
 
 def test_reasoning_that_are_taken_back_do_not_count() -> None:
-    budget = ThinkingBudget(("<think>", "</think>"), True, 4)
+    budget = ThinkingBudget(ReasoningSyntax("<think>", "</think>"), True, 4)
     talk = Conversation(second_choice("abno!", {"ab": "x"}))
     assert talk.answer("Hi", ban=("no",), thinking=budget) == ("abx", "stop")
 

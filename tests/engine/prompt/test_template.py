@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import random
 import re
 import resource
@@ -221,6 +222,8 @@ def test_a_system_prompt_that_gemma_refuses_goes_into_the_first_question() -> No
         ("{% if documents is not none %}{{ documents | length }}{% endif %}", ""),
         ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') }}{{ messages | map(attribute='role') | join(',') }}",
          "<a>user,assistant,user"),
+        ("{{ messages | join(', ', attribute='content') }} {{ messages | join(d='-', attribute='content') }}",
+         "Hi, Ho, He Hi-Ho-He"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "3"),
         ("{{ messages[::-1][0].content }}{{ messages[1:] | length }}{{ '%02d' | format(7) }}", "He207"),
         ("{% for k, v in messages[0] | items %}{{ k }}={{ v }};{% endfor %}", "role=user;content=Hi;"),
@@ -395,6 +398,15 @@ def test_parts_around_hidden_text() -> None:
         Part("user\na<|im_end|>b", False),
         Part("<|im_end|>\n<|im_start|>assistant\n", True),
     ]
+
+
+@pytest.mark.parametrize("written", ["{{ messages[0] }}", "{{ messages[0] | tojson(ensure_ascii=true) }}"])
+def test_control_texts_come_back_from_data_that_a_template_prints_escaped(written: str) -> None:
+    taken = r"\U00100000 \udbc0\udc01"  # what the first two private characters are escaped to
+    parts = render(written, [Message("user", f"one <s> two {taken}")])
+    assert [part.special for part in parts] == [False]
+    assert "one <s> two" in parts[0].text
+    assert json.dumps(taken)[1:-1] in parts[0].text
 
 
 @pytest.mark.parametrize("private", ["\U00100000", "\U00100000\U00100001\U00100002", "\U0010fffd", "\ue000", "\uf8ff"])

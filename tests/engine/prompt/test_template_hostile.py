@@ -81,6 +81,7 @@ GREED = {
     "doubling": "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
     "join": "{{ range(99999) | join('x' * 100000) }}",
     "replace": "{{ ('a' * 10000) | replace('a', 'b' * 100000) }}",
+    "replace by names": "{{ ('a' * 10000) | replace(new='b' * 100000, old='a') }}",
     "pads": "{{ 'a' | center(10 ** 10) }}{{ 'a'.ljust(10 ** 9) }}{{ 'a'.zfill(10 ** 9) }}",
     "format pads": "{{ '%9999999999d' | format(1) }}{{ '{:>9999999999}'.format(1) }}",
     "format star": "{{ '%*d' | format(2000000000, 1) }}",

@@ -119,7 +119,7 @@ def test_it_may_end_with_words_of_it() -> None:
 
 def think(answer: str, most: int, *, inside: bool = False) -> str:
     talk = Conversation(scripted({"Hi": answer}), n_ctx=200)
-    text, _ = talk.answer("Hi", thinking=ThinkingBudget(TAGS, inside, most), most=60)
+    text, _ = talk.answer("Hi", thinking=ThinkingBudget(ReasoningSyntax(*TAGS), inside, most), most=60)
     return text
 
 
@@ -153,7 +153,7 @@ def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
         return logits
 
     talk = Conversation(model, n_ctx=200)
-    text, _ = talk.answer("Hi", thinking=ThinkingBudget(TAGS, False, 10), most=30, ban=("k>c",))
+    text, _ = talk.answer("Hi", thinking=ThinkingBudget(ReasoningSyntax(*TAGS), False, 10), most=30, ban=("k>c",))
     assert text == "<think>ab</thinxx\n</think>\n\nxx"
 
 
