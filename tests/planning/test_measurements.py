@@ -17,7 +17,7 @@ from llmrun.config import ATTENTION_FILE, VARIANTS_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning import measurements
-from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.measurements import (
     can_compare_attention,
     compare_allocated,
@@ -34,6 +34,7 @@ from llmrun.planning.pairs import DraftFile, plan_pair
 from llmrun.planning.plan import Measured, Plan, make_plan
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF, DraftPolicy
+from llmrun.planning.tuned import loads_as_usual
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load
 from llmrun.protocol.speculation import AttentionTime, StepTables, VariantTime
@@ -138,6 +139,17 @@ def test_another_variant_has_to_gain(
     assert measured_variant(header, replace(MACHINE, cpu_name="Another CPU"), tmp_path) == ""
     monkeypatch.setenv("LLMRUN_CPU", "zen4")
     assert measured_variant(header, MACHINE, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("haswell", "is_usual"), [(1.5, True), (0.5, False)])
+def test_weights_are_not_loaded_ahead_for_another_variant(
+    tmp_path: Path, has_variants: None, haswell: float, is_usual: bool
+) -> None:
+    path = write(tmp_path / "tiny.gguf", tiny_model({}))
+    assert loads_as_usual(path, tmp_path)
+    for type_name in uncompared_types(read_header(path), MACHINE, LOAD, tmp_path):
+        remember_variants(times_of(type_name, zen4=1.0, haswell=haswell), probe(), tmp_path)
+    assert loads_as_usual(path, tmp_path) is is_usual
 
 
 def test_variants_are_compared_where_they_compute(
