@@ -31,10 +31,7 @@ PROMPT, ANSWER = 128, 24  # tokens
 def variants(wheel: str) -> list[str]:
     """Return the variants that the wheel has and that this processor can run, the one that ggml chooses first."""
     python = str(Path(wheel).with_name("python"))
-    code = (
-        "from llmrun.engine.llama.library import cpu_variant, runnable_variants, start; start(); "
-        "names = runnable_variants(); print(*sorted(names, key=lambda name: name != cpu_variant()))"
-    )
+    code = "from llmrun.engine.llama.library import runnable_variants, start; start(); print(*runnable_variants())"
     done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd="/")
     return done.stdout.split()
 

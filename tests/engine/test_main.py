@@ -263,6 +263,30 @@ def test_weights_that_a_failed_load_has_freed_are_loaded_again(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("without_freeze")
+def test_all_weights_are_freed_for_another_variant_of_the_processors_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The buffers of a draft model's weights would outlive the variant that they belong to."""
+    open_at_exchange, used = [], []
+    process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
+
+    def use_variant(name: str) -> None:
+        used.append(name)
+        open_at_exchange.append({weights.cpu_variant for weights in process._weights.values()} - {name})
+
+    monkeypatch.setattr("llmrun.engine.llama.model.use_variant", use_variant)
+    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1)
+    for variant in ("", "haswell", "zen4"):
+        variant_load = replace(load, cpu_variant=variant)
+        process._load(replace(variant_load, draft=variant_load))
+    assert used == ["", "", "haswell", "haswell", "zen4", "zen4"]
+    assert not any(open_at_exchange)
+    process._unload()
+    for weights in process._weights.values():
+        weights.close()
+
+
+@pytest.mark.usefixtures("without_freeze")
 def test_a_context_is_freed_where_that_of_the_draft_model_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

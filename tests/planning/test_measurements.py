@@ -17,7 +17,7 @@ from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning import measurements
-from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.measurements import (
     can_compare_attention,
     compare_allocated,
@@ -34,6 +34,7 @@ from llmrun.planning.pairs import DraftFile, plan_pair
 from llmrun.planning.plan import Measurements, Plan, make_plan
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF, DraftPolicy
+from llmrun.planning.tuned import loads_as_usual
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load
 from llmrun.protocol.speculation import AttentionTime, StepTables, VariantTime
@@ -147,6 +148,17 @@ def test_only_a_faster_variant_keeps_a_start_from_loading_ahead(tmp_path: Path) 
     assert (tmp_path / FASTER_VARIANTS_FILE).exists()
     remember_variants(times_of("Q8_0", zen4=1.0, haswell=1.0), MACHINE, tmp_path)
     assert not (tmp_path / FASTER_VARIANTS_FILE).exists()
+
+
+@pytest.mark.parametrize(("haswell", "is_usual"), [(1.5, True), (0.5, False)])
+def test_weights_are_not_loaded_ahead_for_another_variant(
+    tmp_path: Path, has_variants: None, haswell: float, is_usual: bool
+) -> None:
+    path = write(tmp_path / "tiny.gguf", tiny_model({}))
+    assert loads_as_usual(path, tmp_path)
+    for type_name in uncompared_types(read_header(path), MACHINE, LOAD, tmp_path):
+        remember_variants(times_of(type_name, zen4=1.0, haswell=haswell), probe(), tmp_path)
+    assert loads_as_usual(path, tmp_path) is is_usual
 
 
 def test_variants_are_compared_where_they_compute(

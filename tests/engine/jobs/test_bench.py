@@ -9,7 +9,10 @@ import pytest
 from support.gguf_writer import runnable_model, write
 
 from llmrun.errors import BadModelError, LlmrunError
+from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchResult, BenchTest, BenchUpdate
+from llmrun.protocol.jobs.machine import BUILD, CPU_VARIANTS
+from llmrun.protocol.llama_folder import has_variants
 from llmrun.protocol.loading import Load
 from llmrun.runner.client import EngineClient
 
@@ -67,6 +70,20 @@ def test_every_kind_of_test_in_one_engine(engine: EngineClient, model: Path) -> 
     assert done.model.size > 0
     assert done.model.n_ctx_train == 64
     assert done.model.build_commit
+
+
+@pytest.mark.skipif(not has_variants(), reason="only the wheel of a release has variants of the processor's backend")
+def test_variants_of_the_processors_backend_in_one_engine(
+    engine: EngineClient, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLMRUN_CPU", raising=False)
+    names = engine.do(CPU_VARIANTS, Empty()).names
+    for name in (*names, "", "no_such_variant"):
+        _, phases = measure(engine, model, BenchTest(8, 4), cpu_variant=name)
+        assert "loading" in phases
+        features = engine.do(BUILD, Empty())
+        assert features.cpu_variant == (name if name in names else names[0])
+        assert features.backends.count("CPU") == 1
 
 
 def test_a_depth_is_filled_once_and_then_restored(engine: EngineClient, model: Path) -> None:

@@ -23,6 +23,7 @@ from llmrun.engine.llama.library import (
     use_variant,
 )
 from llmrun.errors import UsageError
+from llmrun.protocol.llama_folder import has_variants
 
 
 @pytest.fixture
@@ -81,6 +82,7 @@ def test_backends_that_are_linked_are_there_already(library: Any) -> None:
     library.ggml_backend_load_all_from_path.assert_not_called()
 
 
+@pytest.mark.skipif(has_variants(), reason="the wheel of a release has variants")
 def test_a_linked_backend_has_no_variant() -> None:
     assert cpu_variant() == ""
     assert runnable_variants() == {}
