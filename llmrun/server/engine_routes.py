@@ -42,11 +42,10 @@ class EngineRoutes:
             Route("/apply-template", self._apply_template, methods=post),
             Route("/lora-adapters", self._adapters, methods=get),
             Route("/v1/messages/count_tokens", self._count_messages, methods=post),
-            *(
-                Route(f"{version}{path}/input_tokens", count, methods=post)
-                for version in ("/v1", "")
-                for path, count in (("/chat/completions", self._count_chat), ("/responses", self._count_response))
-            ),
+            Route("/v1/chat/completions/input_tokens", self._count_chat, methods=post),
+            Route("/chat/completions/input_tokens", self._count_chat, methods=post),
+            Route("/v1/responses/input_tokens", self._count_response, methods=post),
+            Route("/responses/input_tokens", self._count_response, methods=post),
             Route("/v1/responses/{name}", self._get, methods=get),
             Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
             Route("/v1/responses/{name}/input_items", self._items, methods=get),
