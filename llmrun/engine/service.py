@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from llmrun import _native
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.images import text_only
+from llmrun.engine.core.media import text_only
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
@@ -125,7 +125,7 @@ class Preparer:
         sampler = SequenceSampler(
             request.sampling,
             self._vocabulary,
-            tokens if prompt.images is None else text_only(tokens),
+            tokens if prompt.media is None else text_only(tokens),
             constraint,
             request.remember,
             request.logprobs,
@@ -141,8 +141,8 @@ class Preparer:
             salt=self.prompts.salt(request.salt, adapters),
             adapters=adapters,
             moves=request.moves,
-            images=prompt.images,
-            drafting=self._drafting(request, tokens) if prompt.images is None else None,
+            media=prompt.media,
+            drafting=self._drafting(request, tokens) if prompt.media is None else None,
             guard=RepeatGuard() if request.stops_repeats else None,
         )
         if prompt.turn is not None and beginning is None:  # else the answer's message has more than was generated

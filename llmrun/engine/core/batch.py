@@ -1,7 +1,7 @@
 """The layout of one batch: waiting tokens of the scheduled sequences, and their drafts if there is space.
 
 Must not know scheduling or sampling. A draft only takes rows, cells and positions that remain after every sequence has
-its own tokens. An image has a batch to itself, because llama.cpp does not mix vectors and tokens.
+its own tokens. An image or audio has a batch to itself, because llama.cpp does not mix vectors and tokens.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from llmrun._native import StepShape
 from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting, choose_together
-from llmrun.engine.core.images import ImagePart
+from llmrun.engine.core.media import MediaPart
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.base import Context, Entry
 
-Batch = list[Entry] | ImagePart  # The input of one decode call
+Batch = list[Entry] | MediaPart  # The input of one decode call
 
 
 class BatchPart(NamedTuple):
@@ -49,20 +49,20 @@ class BatchCapacity(NamedTuple):
 def fill(
     chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftModel | HeadModel | None
 ) -> tuple[list[BatchPart], Batch]:
-    """Build the next batch: either one image, or the tokens of every chosen sequence that is not at an image.
+    """Build the next batch: a chunk of an image or audio, or the tokens of every chosen sequence that is not at one.
 
     Args:
         spare: limits for drafts; None for a batch without drafts.
     """
-    at_image = [pair for pair in chosen if pair[0].images is not None and pair[0].is_at_image]
-    if at_image:
-        sequence, share = at_image[0]
-        images = sequence.images
-        assert images is not None
-        part = images.next_part(sequence.n_cached, share, sequence.slot)
-        if part is not None and (len(at_image) == len(chosen) or images.takes_turn()):
+    at_media = [pair for pair in chosen if pair[0].media is not None and pair[0].is_at_media]
+    if at_media:
+        sequence, share = at_media[0]
+        media = sequence.media
+        assert media is not None
+        part = media.next_part(sequence.n_cached, share, sequence.slot)
+        if part is not None and (len(at_media) == len(chosen) or media.takes_turn()):
             return [BatchPart(sequence, sequence.n_cached + part.n_tokens, range(0))], part
-        chosen = [pair for pair in chosen if pair not in at_image]
+        chosen = [pair for pair in chosen if pair not in at_media]
     if spare is not None:
         _draft(chosen, spare, model)
     parts: list[BatchPart] = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llmrun._native import StepShape
-from llmrun.engine.core.images import text_only
+from llmrun.engine.core.media import text_only
 from llmrun.engine.core.metrics import Metrics
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
@@ -17,7 +17,7 @@ from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
-    from llmrun.engine.core.images import PromptImages
+    from llmrun.engine.core.media import PromptMedia
     from llmrun.engine.core.repeats import RepeatGuard
     from llmrun.engine.core.steps import StepProbe
     from llmrun.engine.llama.base import Vocabulary
@@ -43,7 +43,7 @@ class Sequence:
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
     # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
     moves: bool = False
-    images: PromptImages | None = None  # of the prompt
+    media: PromptMedia | None = None  # images and audio of the prompt
     # drafts tokens, to verify several in a step; None decodes one token a step
     drafting: Drafting | StepProbe | None = None
     shown_controls: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
@@ -112,12 +112,12 @@ class Sequence:
 
     @property
     def n_ready(self) -> int:
-        """Waiting tokens that fit into one batch: text up to the next image, or one image."""
-        images = self.images
-        return self.n_waiting if images is None else images.n_batchable(self.n_cached, len(self.tokens))
+        """Waiting tokens that fit into one batch: text up to the next image or audio, or a chunk of these."""
+        media = self.media
+        return self.n_waiting if media is None else media.n_batchable(self.n_cached, len(self.tokens))
 
     @property
-    def is_at_image(self) -> bool:
+    def is_at_media(self) -> bool:
         return self.tokens[self.n_cached] < 0
 
     @property
@@ -125,7 +125,7 @@ class Sequence:
         """Sampling its next token needs nothing but the logits after the last one; it may have drafts."""
         drafts_natively = self.drafting is None or self.drafting.is_native
         is_decoding = self.n_waiting == 1 and self.n_completion > 0 and drafts_natively
-        has_others = self.limits.ban or self.images is not None or self.thinking is not None
+        has_others = self.limits.ban or self.media is not None or self.thinking is not None
         return is_decoding and self.sampler.is_plain and not has_others
 
     @property
@@ -171,7 +171,7 @@ class Sequence:
         self.refused.setdefault(remaining, set()).add(self.tokens[remaining])
         del self.tokens[remaining:]
         self.drafted = {index: drafted for index, drafted in self.drafted.items() if index < remaining}
-        self.sampler.rewind(n_tokens, self.tokens if self.images is None else text_only(self.tokens))
+        self.sampler.rewind(n_tokens, self.tokens if self.media is None else text_only(self.tokens))
         if self.thinking is not None:
             self.thinking.rewind(self.n_completion)
         if self.logprobs is not None:
@@ -240,7 +240,7 @@ class Sequence:
 
     def end(self) -> None:
         """Free what the finished request no longer needs."""
-        for holder in (self.drafting, self.images):
+        for holder in (self.drafting, self.media):
             if holder is not None:
                 holder.close()
 
@@ -265,7 +265,7 @@ class Sequence:
         return delta
 
     def stats(self, n_ctx: int) -> Stats:
-        drafting, images = self.drafting, self.images
+        drafting, media = self.drafting, self.media
         return Stats(
             prompt_tokens=self.n_prompt,
             reused_tokens=self.n_reused,
@@ -290,7 +290,7 @@ class Sequence:
             model_accepted=self.n_model_accepted + self.n_model_verified,
             decode_steps=self.n_steps,
             draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
-            media_tokens=images.n_tokens if images is not None else 0,
-            media_seconds=images.seconds if images is not None else 0.0,
+            media_tokens=media.n_tokens if media is not None else 0,
+            media_seconds=media.seconds if media is not None else 0.0,
             loops_closed=self.n_loops_closed,
         )

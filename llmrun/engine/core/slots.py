@@ -143,7 +143,7 @@ class Slots:
         return PromptDifference(length, *(self._text(each, length) for each in (cached[:n_prompt], tokens)))
 
     def _text(self, tokens: list[int], start: int) -> str:
-        ids = (each for each in tokens[start : start + _SHOWN] if each >= 0)  # images have others
+        ids = (each for each in tokens[start : start + _SHOWN] if each >= 0)  # images and audio have others
         return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:

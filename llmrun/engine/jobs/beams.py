@@ -85,8 +85,8 @@ def _cant_fork() -> UsageError:
 
 def _prompt(loaded: LoadedModel, request: AnswerRequest) -> list[int]:
     """Return the token ids before the answer itself, empty reasoning included if a grammar starts there."""
-    text, tokens, images, *_ = loaded.preparer.prompts.prompt(Generate(0, request))
-    if images is not None:
+    text, tokens, media, *_ = loaded.preparer.prompts.prompt(Generate(0, request))
+    if media is not None:
         raise UsageError("--beams does not support images", hint="leave out --beams, or --image")
     if request.grammar is not None and request.prompt is None:
         reasoning = loaded.preparer.prompts.reasoning(request)

@@ -61,7 +61,7 @@ def run_explain(
         OutOfMemoryError: a second context does not fit.
     """
     answer = loaded.engine.finished(command.answer)
-    if answer.images is not None:
+    if answer.media is not None:
         raise UsageError("an answer about an image can't be explained", why="only tokens can be computed again")
     tokens, n_prompt = list(answer.tokens), answer.n_prompt
     with closing(_Replay(loaded, tokens, answer.adapters)) as replay:

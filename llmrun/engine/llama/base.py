@@ -65,8 +65,8 @@ def check_seconds(seconds: float, name: str) -> None:
         raise UsageError(f"{name} is too short", why=f"it takes less than {MIN_SECONDS} seconds")
 
 
-class ImageSpan(NamedTuple):
-    """The token indexes [start, end) of an image in its sequence, and the number of positions it takes."""
+class MediaSpan(NamedTuple):
+    """The token indexes [start, end) of an image or audio in its sequence, and the number of positions it takes."""
 
     start: int
     end: int
@@ -78,11 +78,11 @@ class ImageSpan(NamedTuple):
 
 
 class EmbeddedInput(Protocol):
-    """Part of an image, decoded in a call of its own: embedding vectors instead of tokens.
+    """Part of an image or audio, decoded in a call of its own: embedding vectors instead of tokens.
 
     Attributes:
         n_tokens: number of vectors.
-        span: the whole image's.
+        span: the whole chunk's.
         causal: each position attends only to those before it.
     """
 
@@ -90,7 +90,7 @@ class EmbeddedInput(Protocol):
     def n_tokens(self) -> int: ...
 
     @property
-    def span(self) -> ImageSpan: ...
+    def span(self) -> MediaSpan: ...
 
     @property
     def sequence_id(self) -> int: ...
@@ -99,13 +99,13 @@ class EmbeddedInput(Protocol):
     def causal(self) -> bool: ...
 
     def positions(self, first: int) -> Sequence[int]:
-        """Return the tokens' positions if the image begins at position `first`; with M-RoPE dimension by dimension."""
+        """Return the tokens' positions if the chunk begins at position `first`; with M-RoPE dimension by dimension."""
 
     def address(self) -> int:
         """Return the address of the vectors, floats; the first call computes them.
 
         Raises:
-            LlmrunError: encoding the image failed.
+            LlmrunError: encoding it failed.
         """
 
 
@@ -215,7 +215,7 @@ class Context(Protocol):
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""
 
     def decode(self, batch: Inputs) -> None:
-        """Run the model over a batch, or over part of an image, and append it to the KV cache.
+        """Run the model over a batch, or over part of an image or audio, and append it to the KV cache.
 
         Raises:
             Aborted: the cancel flag was set meanwhile.

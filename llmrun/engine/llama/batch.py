@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrun import _native
-from llmrun.engine.llama.base import EmbeddedInput, Entry, ImageSpan, Inputs, RunLimit, RunRow, RunSteps
+from llmrun.engine.llama.base import EmbeddedInput, Entry, Inputs, MediaSpan, RunLimit, RunRow, RunSteps
 from llmrun.engine.llama.library import function
 
 _DIMENSIONS = 4  # maximum dimensions of the positions of an image's tokens
@@ -21,7 +21,7 @@ class LlamaBatch:
     """A llama_batch over arrays of our own, allocated once."""
 
     def __init__(self, llama: Any, size: int, positions: Positions) -> None:
-        self._image_positions = positions
+        self._media_positions = positions
         self._tokens, self._sequences = ((ctypes.c_int32 * size)() for _ in range(2))
         self._positions = (ctypes.c_int32 * (_DIMENSIONS * size))()
         self._outputs = (ctypes.c_int8 * size)()
@@ -52,7 +52,7 @@ class LlamaBatch:
         self._native.n_tokens = len(batch)
         tokens, positions, sequences, outputs = self._tokens, self._positions, self._sequences, self._outputs
         n_outputs = 0
-        for index, (token, position, sequence_id, wants_logits) in enumerate(self._image_positions.of_entries(batch)):
+        for index, (token, position, sequence_id, wants_logits) in enumerate(self._media_positions.of_entries(batch)):
             tokens[index], positions[index], sequences[index] = token, position, sequence_id
             outputs[index] = wants_logits
             n_outputs += wants_logits
@@ -63,7 +63,7 @@ class LlamaBatch:
         self._vector_batch.embd = ctypes.cast(part.address(), ctypes.POINTER(ctypes.c_float))
         self._native, self._causal = self._vector_batch, part.causal
         self._native.n_tokens = size
-        positions = self._image_positions.of_image(part)
+        positions = self._media_positions.of_media(part)
         self._positions[: len(positions)] = [*positions]
         self._sequences[:size] = [part.sequence_id] * size
         self._outputs[:size] = [0] * size
@@ -79,7 +79,7 @@ class LlamaBatch:
         """
         assert len(rows) <= len(self._outputs)
         self._native, self._causal = self._token_batch, True
-        entries = self._image_positions.of_entries([row.entry for row in rows])
+        entries = self._media_positions.of_entries([row.entry for row in rows])
         inputs = [(entry, *row[1:]) for entry, row in zip(entries, rows, strict=True)]
         return self._decoder.run(context, vocabulary, ctypes.addressof(self._token_batch), inputs, *limit, overlaps)
 
@@ -102,7 +102,7 @@ class Positions:
     """The positions of one context's sequences; empty while every image takes as many positions as tokens."""
 
     def __init__(self) -> None:
-        self._spans: dict[int, list[ImageSpan]] = {}
+        self._spans: dict[int, list[MediaSpan]] = {}
 
     def differ(self, sequence_id: int) -> bool:
         """Return whether a sequence has tokens whose position is not their index."""
@@ -132,7 +132,7 @@ class Positions:
             return entries
         return [entry._replace(position=self.at(entry.sequence_id, entry.position) or 0) for entry in entries]
 
-    def of_image(self, part: EmbeddedInput) -> Sequence[int]:
+    def of_media(self, part: EmbeddedInput) -> Sequence[int]:
         """Return the positions of an image's part, see EmbeddedInput.positions(); remember the image's span."""
         span, sequence_id = part.span, part.sequence_id
         first = self.at(sequence_id, span.start) or 0

@@ -33,9 +33,13 @@ _HINT = "--mmproj FILE names another projector"
 
 
 class MediaChunk:
-    """An image, a tile of one, or half a minute of audio: an engine.core.images.ImageChunk.
+    """An image, a tile of one, or half a minute of audio, as vectors instead of tokens.
 
-    Its ids are negative, from the hash of the file.
+    Attributes:
+        ids: its token ids in a sequence, all negative, from the hash of the file.
+        n_positions: positions that it occupies.
+        causal: each vector sees only those before it; otherwise all are decoded in one batch.
+        seconds: that encoding took.
     """
 
     def __init__(
@@ -47,9 +51,11 @@ class MediaChunk:
         self._vectors: ctypes.Array[ctypes.c_float] | None = None
 
     def positions(self, first: int, indexes: slice) -> Sequence[int]:
+        """Return the positions of these vectors if the chunk begins at position first; see EmbeddedInput."""
         return self._projector.positions(self._pointer, first, len(self.ids), indexes)
 
     def address(self, first: int) -> int:
+        """Return the address of the floats from vector first on; compute the vectors at the first call."""
         if self._vectors is None:
             began = time.perf_counter()
             self._vectors = self._projector.encode(self._pointer, len(self.ids))
@@ -57,6 +63,7 @@ class MediaChunk:
         return ctypes.addressof(self._vectors) + first * self._projector.n_embd * _FLOAT_BYTES
 
     def close(self) -> None:
+        """Free the vectors."""
         self._vectors = None
         self._free()
 

@@ -71,9 +71,9 @@ class Conversation:
         if message.role == "assistant":
             data += [message.content.strip(), [[call.name, _value(call.arguments)] for call in message.tool_calls]]
         else:
-            images = [(hashlib.sha256(image.data.encode()).hexdigest(), image.at) for image in message.media]
+            media = [(hashlib.sha256(file.data.encode()).hexdigest(), file.at) for file in message.media]
             # Clients without ids get new ones in each request.
-            data += [message.content, message.name, self._calls.get(message.tool_call_id, message.tool_call_id), images]
+            data += [message.content, message.name, self._calls.get(message.tool_call_id, message.tool_call_id), media]
         for call in message.tool_calls:
             self._calls[call.id] = len(self._calls)
         return hashlib.sha256(self.digests[-1] + json.dumps(data, sort_keys=True).encode()).digest()

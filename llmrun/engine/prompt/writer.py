@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.engine.core.images import ImageChunk, PlacedChunk, PromptImages, text_only
+from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
-from llmrun.engine.llama.media import Projector
+from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
     Beginning,
@@ -52,7 +52,8 @@ from llmrun.protocol.reasoning import ReasoningSyntax
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
-    Pieces = Sequence[list[int] | ImageChunk]  # An image or audio in a prompt: token ids around vectors
+Pieces = Sequence[list[int] | MediaChunk]
+"""An image or audio in a prompt: token ids around vectors."""
 
 _LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
 _LONG_TOKEN = 32  # bytes; most have a few
@@ -68,11 +69,11 @@ _ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
 class TokenizedPrompt(NamedTuple):
     """A prompt in text and tokens."""
 
-    text: str  # without its images, and without the beginning that stands as it was generated
-    tokens: list[int]  # ids; negative ones are images
-    images: PromptImages | None = None  # None without any
+    text: str  # without its images and audio, and without the beginning that stands as it was generated
+    tokens: list[int]  # ids; negative ones are images and audio
+    media: PromptMedia | None = None  # None without any
     turn: OpenTurn | None = None  # of a conversation
-    accepted: tuple[Event, ...] = ()  # about its images
+    accepted: tuple[Event, ...] = ()  # about its images and audio
 
 
 class PromptWriter:
@@ -204,14 +205,14 @@ class PromptWriter:
 
         Args:
             render: returns the parts of a prompt, given messages and `keeps`; with few tools if `is_trial`.
-            encode: returns the tokens and vectors of an image, given what takes the event about it.
+            encode: returns the tokens and vectors of an image or audio, given what takes the event about it.
             begins: as in AnswerRequest.
             beginning: the messages that stand as they were generated. The template writes the others, or all if it
                 can't be told where they end.
             keeps: reasoning of turns before the last question may stand in it; None leaves that to the template.
         """
         accepted = list[Event]()
-        encode_image = partial(encode, accepted.append)
+        encode_media = partial(encode, accepted.append)
         messages = self.history.with_reasoning(conversation, beginning)
         parts = before = None
         if beginning is not None:
@@ -221,23 +222,23 @@ class PromptWriter:
             trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
             parts = after_answer(messages, n_messages, trial, whole, ends, written.decode("utf-8", "replace"))
             if parts is not None:
-                before = self._standing(beginning, messages, encode_image)
+                before = self._standing(beginning, messages, encode_media)
         if parts is None or before is None:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
             parts = render(messages, keeps)
             accepted.clear()
-        tokens, placed = self._tokens(parts, encode_image, before[0])
-        images = [*before[1], *placed]
+        tokens, placed = self._tokens(parts, encode_media, before[0])
+        media = [*before[1], *placed]
         turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
-        return TokenizedPrompt(text_of(parts), tokens, PromptImages(images) if images else None, turn, tuple(accepted))
+        return TokenizedPrompt(text_of(parts), tokens, PromptMedia(media) if media else None, turn, tuple(accepted))
 
     def _standing(
         self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Media], Pieces]
     ) -> tuple[list[int], list[PlacedChunk]] | None:
-        """Return the tokens that a prompt begins with, and the images there; None if an image has other tokens now."""
+        """Return the tokens that a prompt begins with, and the media there; None if some have other tokens now."""
         tokens, placed, end = beginning.turn.all_tokens, list[PlacedChunk](), 0
-        for image in (image for message in messages[: beginning.n_messages] for image in message.media):
-            for chunk in (piece for piece in encode(image) if not isinstance(piece, list)):
+        for media in (media for message in messages[: beginning.n_messages] for media in message.media):
+            for chunk in (piece for piece in encode(media) if not isinstance(piece, list)):
                 ids = list(chunk.ids)
                 start = tokens.index(ids[0], end) if ids[0] in tokens[end:] else end
                 end = start + len(ids)
@@ -253,7 +254,7 @@ class PromptWriter:
             self._require_known(request.prompt_tokens)
             return TokenizedPrompt("", [*request.prompt_tokens])
         self._raise_if_too_long([Message("user", text), Message("user", suffix or "")])
-        tokens, _ = self._tokens([Part(text, False)], lambda image: ())
+        tokens, _ = self._tokens([Part(text, False)], lambda media: ())
         if suffix is not None:
             if vocabulary.fill_in is None:
                 raise UsageError(
@@ -281,7 +282,7 @@ class PromptWriter:
         messages = self._readable(asked.messages)
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
-            each[index] += sum(self._media_lengths[hash(image.data)] for image in message.media)
+            each[index] += sum(self._media_lengths[hash(media.data)] for media in message.media)
         n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
         return TokenCount(
             tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
@@ -385,7 +386,7 @@ class PromptWriter:
     def _tokens(
         self, parts: Sequence[Part | Media], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
     ) -> tuple[list[int], list[PlacedChunk]]:
-        """Return the token ids of a prompt, none for an empty one, and the images of the parts.
+        """Return the token ids of a prompt, none for an empty one, and the images and audio of the parts.
 
         Args:
             standing: the tokens before the parts.

@@ -267,7 +267,7 @@ def test_an_answer_about_an_image_is_refused(
 ) -> None:
     loaded = answered()
     sequence = loaded.engine.finished(1)
-    monkeypatch.setattr(sequence, "images", object())
+    monkeypatch.setattr(sequence, "media", object())
     with pytest.raises(UsageError, match="about an image"):
         looked_at(loaded)
 

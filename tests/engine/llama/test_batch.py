@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from llmrun.engine.llama.base import Entry, ImageSpan
+from llmrun.engine.llama.base import Entry, MediaSpan
 from llmrun.engine.llama.batch import Positions
 
-FIRST, SECOND = ImageSpan(4, 14, 5), ImageSpan(20, 26, 3)
+FIRST, SECOND = MediaSpan(4, 14, 5), MediaSpan(20, 26, 3)
 
 
 class Part(NamedTuple):
     """Part of an image that takes one position."""
 
-    span: ImageSpan
+    span: MediaSpan
     sequence_id: int = 0
     n_tokens: int = 2
     causal: bool = True
@@ -32,8 +32,8 @@ class Part(NamedTuple):
 def positions() -> Positions:
     """Return the positions after two images, the first one in two parts."""
     found = Positions()
-    assert [*found.of_image(Part(FIRST))] == [*found.of_image(Part(FIRST))] == [4, 4]
-    assert [*found.of_image(Part(SECOND))] == [15, 15]
+    assert [*found.of_media(Part(FIRST))] == [*found.of_media(Part(FIRST))] == [4, 4]
+    assert [*found.of_media(Part(SECOND))] == [15, 15]
     return found
 
 
@@ -68,7 +68,7 @@ def test_a_copy_goes_its_own_way(positions: Positions) -> None:
 
 def test_images_that_are_counted_by_their_tokens_are_not_remembered() -> None:
     found = Positions()
-    found.of_image(Part(ImageSpan(4, 14, 10)))
+    found.of_media(Part(MediaSpan(4, 14, 10)))
     entries = [Entry(7, 14, 0, True)]
     assert not found.differ(0)
     assert found.of_entries(entries) is entries

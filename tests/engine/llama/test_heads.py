@@ -22,7 +22,7 @@ from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Answer
 from llmrun.engine.core.states import KVStore
-from llmrun.engine.llama.base import DecodeError, Entry, ImageSpan
+from llmrun.engine.llama.base import DecodeError, Entry, MediaSpan
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.grammar import Grammar
@@ -444,7 +444,7 @@ class Picture:
     causal = True
 
     def __init__(self, start: int, n_tokens: int, width: int) -> None:
-        self.n_tokens, self.sequence_id, self.span = n_tokens, 0, ImageSpan(start, start + n_tokens, n_tokens)
+        self.n_tokens, self.sequence_id, self.span = n_tokens, 0, MediaSpan(start, start + n_tokens, n_tokens)
         self._vectors = np.random.default_rng(1).normal(0, 1, (n_tokens, width)).astype(np.float32)
 
     def positions(self, first: int) -> list[int]:
