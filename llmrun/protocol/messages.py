@@ -8,6 +8,7 @@ Most are named tuples: both processes create these classes at every start, and a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,7 @@ from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation, StepsMeasured
 
 ROLES = ("system", "user", "assistant", "tool")
+_RENDERED_CHARACTERS_PER_SECOND = 5e6
 
 
 class Tool(NamedTuple):
@@ -158,15 +160,26 @@ class AnswerRequest:
         return self.thinking
 
 
-# ---- front -> engine -------------------------------------------------------------------------------
-
-
 def begun_anew(request: AnswerRequest) -> AnswerRequest:
     """Return the request for another answer after the one that a request would continue."""
     if not (request.begins or request.begins_reasoning):
         return request
     earlier = Message("assistant", request.begins, reasoning=request.begins_reasoning)
     return replace(request, messages=(*request.messages, earlier), begins="", begins_reasoning="")
+
+
+def characters(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> int:
+    """Return the length of all texts of a conversation and its tools."""
+    parts = (*(message.texts for message in messages), *tools)
+    return sum(len(text) for part in parts for text in part)
+
+
+def rendering_share(messages: Iterable[Message], tools: Iterable[Tool] = ()) -> float:
+    """Return the seconds that a chat template may take for the length of the conversation, added to the fixed limit."""
+    return characters(messages, tools) / _RENDERED_CHARACTERS_PER_SECOND
+
+
+# ---- front -> engine -------------------------------------------------------------------------------
 
 
 class Generate(NamedTuple):

@@ -15,9 +15,7 @@ from functools import lru_cache
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import AnswerPart, PartKind, Tool, ToolCall
-from llmrun.protocol.parameters import (
+from llmrun.protocol.call_parameters import (
     TYPES,
     as_json,
     json_of_python,
@@ -26,6 +24,8 @@ from llmrun.protocol.parameters import (
     parameters_of,
     types_of,
 )
+from llmrun.protocol.codec import load_json
+from llmrun.protocol.messages import AnswerPart, PartKind, Tool, ToolCall
 from llmrun.protocol.reasoning import overlap
 
 

@@ -31,9 +31,9 @@ from llmrun.protocol.messages import (
     Started,
     Stats,
     TextDelta,
+    rendering_share,
 )
 from llmrun.protocol.questions import QUESTIONS
-from llmrun.protocol.rendering import rendering_share
 from llmrun.protocol.speculation import StepsMeasured
 from llmrun.runner.pipe import EngineExited, Pipe
 

@@ -105,7 +105,7 @@ class HttpApp:
         get = ["GET"]
         routes = [
             *(
-                Route(path, _AsgiEndpoint(self._exchange(api)), methods=["POST"])
+                Route(path, _CompletionEndpoint(api, self._state), methods=["POST"])
                 for path, api in COMPLETION_APIS.items()
             ),
             Route("/health", self._health, methods=get),
@@ -121,12 +121,6 @@ class HttpApp:
         handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _internal_error}
         starlette = Starlette(routes=routes, exception_handlers=handlers)
         return self._logged(Guard(starlette, policy, _refuse))
-
-    def _exchange(self, api: CompletionApi) -> App:
-        async def exchange(scope: Scope, receive: Receive, send: Send) -> None:
-            await HttpExchange(api, self._state, scope, receive, send).run()
-
-        return exchange
 
     def _logged(self, app: App) -> App:
         """Return the outermost application, which logs every request."""
@@ -174,14 +168,14 @@ class HttpApp:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 
-class _AsgiEndpoint:
-    """An ASGI application as a route's endpoint; a function would get a Request from Starlette."""
+class _CompletionEndpoint:
+    """An ASGI application for completions in one protocol; a function would get a Request from Starlette."""
 
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, api: CompletionApi, state: ServerState) -> None:
+        self._api, self._state = api, state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
+        await HttpExchange(self._api, self._state, scope, receive, send).run()
 
 
 def _normalize(scope: Scope) -> None:

@@ -22,6 +22,7 @@ from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import read_json
+from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import embeddings
 from llmrun.server.protocols.embeddings import EmbeddingRequest
 
@@ -136,7 +137,7 @@ class EmbeddingRoutes:
     """The routes for embeddings and reranking."""
 
     def __init__(self, state: ServerState) -> None:
-        self._pool, self._traffic, *_ = state
+        self._state = state
         self._batches: dict[EngineConnection, EmbeddingBatches] = {}
 
     @property
@@ -156,21 +157,25 @@ class EmbeddingRoutes:
     def _embedding(self, read: Read, write: Write) -> Any:
         async def embed(http: Request) -> Response:
             request = read(await read_json(http.receive))
-            self._pool.adapters.refuse(self._pool.true_name(request.model))
-            with self._traffic.admitted(1):
-                async with self._pool.lease(request.model, request.keep_seconds) as pooled:
-                    engine = await self._pool.ready(pooled)
-                    assert pooled.model is not None
-                    embedding = Embedding(pooled.model.header, pooled.located.spec.embedding, request.options)
-                    texts, tokens = request.texts, request.tokens
-                    commands = embedding.of_tokens(tokens) if tokens else embedding.commands(texts)
-                    results = await self._results(http, engine, list(commands))
-            name = self._pool.true_name(request.model) or pooled.name
-            _log_usage(http, name, results)
+            self._state.pool.adapters.refuse(self._state.pool.true_name(request.model))
+            async with self._state.engine(request.model, request.keep_seconds) as (engine, pooled):
+                embedding = Embedding(pooled.loaded_model.header, pooled.located.spec.embedding, request.options)
+                commands = embedding.of_tokens(request.tokens) if request.tokens else embedding.commands(request.texts)
+                results = await self._results(http, engine, list(commands))
+            name, _ = self._log_usage(http, request.model, pooled, results)
             body = await asyncio.to_thread(lambda: write(request, joined(map(embedding.read, results)), name))
             return await asyncio.to_thread(JSONResponse, body)
 
         return embed
+
+    async def _rerank(self, http: Request) -> Response:
+        request = embeddings.read_rerank(await read_json(http.receive))
+        self._state.pool.adapters.refuse(self._state.pool.true_name(request.model))
+        async with self._state.engine(request.model) as (engine, pooled):
+            ranking = Ranking(pooled.loaded_model.header, pooled.located.spec.embedding)
+            results = await self._results(http, engine, list(ranking.commands(request.query, request.documents)))
+        name, tokens = self._log_usage(http, request.model, pooled, results)
+        return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens))
 
     async def _results(
         self, http: Request, engine: EngineConnection, commands: Iterable[EmbedTexts]
@@ -186,21 +191,10 @@ class EmbeddingRoutes:
             results.append(await self._batches[engine].embed(command))
         return results
 
-    async def _rerank(self, http: Request) -> Response:
-        request = embeddings.read_rerank(await read_json(http.receive))
-        self._pool.adapters.refuse(self._pool.true_name(request.model))
-        with self._traffic.admitted(1):
-            async with self._pool.lease(request.model) as pooled:
-                engine = await self._pool.ready(pooled)
-                assert pooled.model is not None
-                ranking = Ranking(pooled.model.header, pooled.located.spec.embedding)
-                results = await self._results(http, engine, list(ranking.commands(request.query, request.documents)))
-        name = self._pool.true_name(request.model) or pooled.name
-        tokens = _log_usage(http, name, results)
-        return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens))
-
-
-def _log_usage(http: Request, name: str, results: Iterable[TextsEmbedded]) -> int:
-    tokens = sum(sum(each.tokens) for each in results)
-    http.scope["state"] |= {"model": name, "prompt_tokens": tokens}
-    return tokens
+    def _log_usage(
+        self, http: Request, model: str, pooled: PooledModel, results: Iterable[TextsEmbedded]
+    ) -> tuple[str, int]:
+        """Log the model's name for the client and the computed tokens, and return both."""
+        name, tokens = self._state.pool.true_name(model) or pooled.name, sum(sum(each.tokens) for each in results)
+        http.scope["state"] |= {"model": name, "prompt_tokens": tokens}
+        return name, tokens

@@ -197,10 +197,12 @@ class ServerState(NamedTuple):
     responses: ResponseStore
 
     @asynccontextmanager
-    async def engine(self, model: str) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
+    async def engine(
+        self, model: str, keep_seconds: float | None = None
+    ) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
         """Lease a model for short jobs, which count for the queue's limit too; load it first if necessary."""
         with self.traffic.admitted(1):
-            async with self.pool.lease(model) as pooled:
+            async with self.pool.lease(model, keep_seconds) as pooled:
                 yield await self.pool.ready(pooled), pooled
 
 

@@ -19,9 +19,9 @@ from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.loosen import EnforceableSchema, Path, enforceable
 from llmrun.grammar.place import dotted
 from llmrun.grammar.regex import FORMATS
+from llmrun.protocol.call_parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
-from llmrun.protocol.parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
 from llmrun.protocol.toolcalls import CDATA, KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
 
 if TYPE_CHECKING:

@@ -45,9 +45,8 @@ from llmrun.engine.prompt.tools import (
 from llmrun.errors import BadTemplateError
 from llmrun.protocol.arguments import EFFORTS
 from llmrun.protocol.media import Media
-from llmrun.protocol.messages import Message, Rewriting, Tool
+from llmrun.protocol.messages import Message, Rewriting, Tool, characters, rendering_share
 from llmrun.protocol.reasoning import ReasoningSyntax
-from llmrun.protocol.rendering import characters, rendering_share
 from llmrun.protocol.toolcalls import HARMONY, HARMONY_AS_TOLD, HERMES, CallSyntax
 
 _Result = TypeVar("_Result")
