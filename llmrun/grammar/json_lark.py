@@ -2,7 +2,7 @@
 
 JSON is written as json.dumps does it, without free whitespace, which a small model writes without end. A model also
 fills without end what a schema leaves open, so an object that lists properties gets no others, and a list no items
-after its prefix, unless the schema says so or needs them. Must not know tokens.
+after its prefix, unless the schema says so or needs them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A JSON parser that records the places of values, with messages of its own. Must not know schemas."""
+"""A JSON parser that records the places of values, with messages of its own."""
 
 from __future__ import annotations
 

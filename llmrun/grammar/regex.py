@@ -1,6 +1,6 @@
 """Patterns of JSON schemas (ECMA-262 regular expressions) as terminals of Lark, whose `&` and `~` express look-ahead.
 
-A pattern is searched for, so text may stand around it unless it begins with ^ and ends with $. Must not know schemas.
+A pattern is searched for, so text may stand around it unless it begins with ^ and ends with $.
 """
 
 from __future__ import annotations

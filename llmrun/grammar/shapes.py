@@ -2,7 +2,7 @@
 
 Keywords that combine schemas (allOf, anyOf, oneOf, not, if, dependentRequired, unevaluatedProperties ...) become
 intersections, unions and complements of these. Schemas of properties and items stay as they are until they are asked
-for, so recursive schemas have a finite form. Must not know how a form is enforced.
+for, so recursive schemas have a finite form.
 """
 
 from __future__ import annotations
