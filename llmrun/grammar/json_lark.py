@@ -298,9 +298,9 @@ class _Writer:
             for matching in combinations(patterns, size):
                 terms: Terms = ()
                 for group in shape.groups:
-                    matching_terms = [each for pattern, each in group.patterns if pattern in matching]
-                    for each in matching_terms or [group.others or ()]:
-                        terms = join(terms, each)
+                    matching_terms = [met for pattern, met in group.patterns if pattern in matching]
+                    for met in matching_terms or [group.others or ()]:
+                        terms = join(terms, met)
                 if not self._shapes.is_possible(terms):
                     continue
                 others = [pattern for pattern in patterns if pattern not in matching]

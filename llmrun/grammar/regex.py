@@ -131,7 +131,7 @@ def _matches(alternatives: Sequence[_Alternative], text: str) -> bool:
 
 
 def _languages(tree: _Tree, *, is_anchored: bool) -> tuple[_Alternative, ...]:
-    found = []
+    alternatives = []
     for parts in _alternatives(tree):
         starts = is_anchored
         needed: list[tuple[_Alternative, ...]] = []
@@ -161,8 +161,8 @@ def _languages(tree: _Tree, *, is_anchored: bool) -> tuple[_Alternative, ...]:
                 what = "a look-ahead" if isinstance(part, _Look) else {"^": "^", "$": "$"}.get(part.kind, "\\b")
                 raise PatternError(f"{what} in the middle of a pattern can't be enforced while an answer is written")
             body.append(part)
-        found.append(_Alternative(Series((*before, *body, *after)), tuple(needed), tuple(forbidden)))
-    return tuple(found)
+        alternatives.append(_Alternative(Series((*before, *body, *after)), tuple(needed), tuple(forbidden)))
+    return tuple(alternatives)
 
 
 def _is_start(part: _Edge | _Look, starts: bool) -> bool:

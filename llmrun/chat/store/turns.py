@@ -107,7 +107,7 @@ class Answer:
     @property
     def last_reasoning(self) -> str:
         """The reasoning after the last round of calls."""
-        before = join_reasoning(each.reasoning for each in self.rounds)
+        before = join_reasoning(call_round.reasoning for call_round in self.rounds)
         return self.reasoning.removeprefix(before).lstrip()
 
 
