@@ -3,6 +3,9 @@
 JSON is written as json.dumps does it, without free whitespace, which a small model writes without end. A model also
 fills without end what a schema leaves open, so an object that lists properties gets no others, and a list no items
 after its prefix, unless the schema says so or needs them.
+
+llguidance 1.9 compiles schemas too (%json), but refuses not, if, oneOf, contains, uniqueItems, dependentRequired,
+propertyNames and patterns with a look-ahead or a border of words.
 """
 
 from __future__ import annotations
