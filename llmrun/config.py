@@ -1,4 +1,4 @@
-"""Directories and the environment's settings, as one frozen Settings. Must not know models or the network."""
+"""Directories and the environment's settings, as one frozen Settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The tree of all errors that llmrun raises on purpose, each with a stable code and an exit status.
 
-Must not know their display: `cli.main` is the only place that turns one into text and an exit status, `server` the only
+`cli.main` is the only place that turns one into text and an exit status, `server` the only
 place that turns one into HTTP.
 
     LlmrunError                 1  internal

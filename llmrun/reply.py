@@ -1,7 +1,4 @@
-"""Arguments and results of the Python API: messages and schemas as plain values, and Reply.
-
-Must not know engines: events come in.
-"""
+"""Arguments and results of the Python API: messages and schemas as plain values, and Reply, to which events come in."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import fields
 from typing import Any, Protocol, TypeVar
 
 from llmrun.errors import CutOffError, EngineCrashedError, UsageError, brief, require
-from llmrun.grammar import Grammar
+from llmrun.grammar import Grammar, read_json_schema
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.arguments import KINDS, refuse_unknown
 from llmrun.protocol.codec import load_json
@@ -239,8 +236,6 @@ def as_grammar(schema: SchemaClass | Mapping[str, Any]) -> Grammar:
         UsageError: it is something else.
         BadGrammarError: the schema is broken, or uses features that can't be enforced.
     """
-    from llmrun.grammar import read_json_schema
-
     require("schema", schema, KINDS["schema"])
     if not isinstance(schema, Mapping):
         schema = schema.model_json_schema()

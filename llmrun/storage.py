@@ -1,7 +1,4 @@
-"""Atomic writes of files, and SQLite files with versions, migration and repair.
-
-Must not know the content of the files.
-"""
+"""Atomic writes of files, and SQLite files with versions, migration and repair."""
 
 from __future__ import annotations
 

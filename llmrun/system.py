@@ -1,6 +1,6 @@
 """Differences between operating systems: locks of files, waiting for a pipe, core dumps, files of the kernel.
 
-Must not know rooms. Linux has everything here. On Windows, files are not locked; it refuses by itself to remove a file
+Linux has everything here. On Windows, files are not locked; it refuses by itself to remove a file
 that is in use.
 """
 

@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 
-from llmrun.batch.plan import BatchPlan, EngineDescription, RowRequirements, model_for
+from llmrun.batch.plan import BatchPlan, EngineDescription, RowRequirements
 from llmrun.batch.rows import PendingRow, row_done
 from llmrun.batch.run import BatchRun, RowAnswer, RowSink
 from llmrun.config import load_settings
@@ -32,6 +32,9 @@ from llmrun.protocol.params import resolve_sampling
 from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.request_body import require_told
 from llmrun.remote.server import ServedModel, Server
+
+MOST_PARALLEL = 64
+"""Default maximum of parallel rows: with more, a step is bound by arithmetic, and its time grows with the rows."""
 
 
 class LocalEngine:
@@ -53,7 +56,7 @@ class LocalEngine:
         self.model: Model
 
     def find(self, need: RowRequirements) -> EngineDescription:
-        self.model = model = model_for(self._prepared, self._preferences, need, self._parallel)
+        self.model = model = self._planned(need)
         refuse_answers(model.header)
         adapters = [(adapter.name, adapter.scale) for adapter in self._adapters]
         return EngineDescription(
@@ -63,6 +66,15 @@ class LocalEngine:
             model.load.n_seq_max,
             model.plan.notes,
         )
+
+    def _planned(self, need: RowRequirements) -> Model:
+        """Return the model, planned for as many rows of usual length as the KV cache holds."""
+        count = self._parallel or max(1, min(MOST_PARALLEL, need.rows))
+        while True:
+            model = self._prepared(replace(self._preferences, parallel=count))
+            if self._parallel or count == 1 or model.plan.n_cells >= count * min(need.tokens, model.plan.n_ctx):
+                return model
+            count = max(1, count // 2)
 
     def seconds(self, plan: BatchPlan) -> float | None:
         """Estimate from the speed of ggml's kernels on this machine, which is measured if unknown."""

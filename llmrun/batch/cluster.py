@@ -48,16 +48,16 @@ class _Node:
 
     name: str  # address
     actor: Any  # handle of its NodeEngine
-    found: EngineDescription | None = None  # None until it has the model
+    engine: EngineDescription | None = None  # None until it has the model
     is_loaded: bool = False
     is_out: bool = False  # gets no more rows
     n_rows: int = 0  # given to it and not finished
 
     def piece_size(self) -> int:
         """Return the number of rows to give to it next; 0 if it has enough."""
-        if self.found is None or not self.is_loaded or self.is_out or self.n_rows >= self.found.parallel + AHEAD:
+        if self.engine is None or not self.is_loaded or self.is_out or self.n_rows >= self.engine.parallel + AHEAD:
             return 0
-        return max(1, self.found.parallel // _PIECES)
+        return max(1, self.engine.parallel // _PIECES)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ class Cluster:
         self._notes: list[str] = []  # for the sink
         self._calls: dict[Future[object], tuple[_Node, Piece]] = {}
         self._finished: SimpleQueue[Future[object]] = SimpleQueue()  # ray.wait() turns a Ctrl-C into a SystemError
-        self._found: EngineDescription | None = None  # by the first node; all others must have the same model
+        self._engine: EngineDescription | None = None  # by the first node; all others must have the same model
         self._error: LlmrunError = ResourceError("the Ray cluster has no node with a processor")
 
     def find(self, need: RowRequirements) -> EngineDescription:
@@ -136,10 +136,10 @@ class Cluster:
             )
             actor = options.remote(self._job, need, int(n_cpus))
             self._call(_Node(node["NodeManagerAddress"], actor), "find")
-        while self._found is None:
+        while self._engine is None:
             node, _, result = self._next()
             self._add_node(node, result)
-        return self._found._replace(notes=(*self._take_notes(), *self._found.notes))
+        return self._engine._replace(notes=(*self._take_notes(), *self._engine.notes))
 
     def seconds(self, plan: BatchPlan) -> float | None:
         """Return None: the speed of the nodes is unknown."""
@@ -214,12 +214,12 @@ class Cluster:
         version, engine = result
         if version != llmrun.__version__:
             self._leave_out(node, UsageError(f"a node has llmrun {version}, not {llmrun.__version__}"))
-        elif self._found is not None and engine.model != self._found.model:
-            why = f"{engine.model}, not {self._found.model}: name one with owner/repo:quant"
+        elif self._engine is not None and engine.model != self._engine.model:
+            why = f"{engine.model}, not {self._engine.model}: name one with owner/repo:quant"
             self._leave_out(node, UsageError("a node has another file of the model", why=why))
         else:
-            node.found = engine
-            self._found = self._found or engine
+            node.engine = engine
+            self._engine = self._engine or engine
             self._nodes.append(node)
         return not node.is_out
 

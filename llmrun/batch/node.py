@@ -45,7 +45,7 @@ class NodeReport(NamedTuple):
     """The version and the model of a node."""
 
     version: str
-    found: EngineDescription
+    engine: EngineDescription
 
 
 class ChunkResult(NamedTuple):

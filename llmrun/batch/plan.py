@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from os.path import commonprefix
@@ -12,12 +12,8 @@ from llmrun.batch.results import WrittenRow
 from llmrun.batch.rows import PendingRow, Row, RowTemplate, in_order, text_of
 from llmrun.batch.run import RowSink
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.model import Model
-from llmrun.planning.preferences import LoadPreferences
 from llmrun.server.answer import CompletionRequest
 
-MOST_PARALLEL = 64
-"""Default maximum of parallel rows: with more, a step is bound by arithmetic, and its time grows with the rows."""
 _BYTES_PER_TOKEN = 3  # of text; a low estimate
 _TEMPLATE_TOKENS = 64  # written by a chat template around the text ...
 _TEMPLATE_TAIL = 8  # ... of these, after the text, where rows differ already
@@ -171,26 +167,3 @@ def _requirements(completions: Iterable[CompletionRequest]) -> RowRequirements:
         for completion in completions
     )
     return RowRequirements(len(lengths), lengths[len(lengths) * 9 // 10] if lengths else 0)
-
-
-def model_for(
-    prepared: Callable[[LoadPreferences], Model],
-    preferences: LoadPreferences,
-    need: RowRequirements,
-    parallel: int | None,
-) -> Model:
-    """Return the model, planned for as many rows of usual length as the KV cache holds.
-
-    Args:
-        prepared: plans the load of the model, as model.loading.prepare().
-        parallel: number of parallel rows; None: as many as fit.
-
-    Raises:
-        LlmrunError: see prepare().
-    """
-    count = parallel or max(1, min(MOST_PARALLEL, need.rows))
-    while True:
-        model = prepared(replace(preferences, parallel=count))
-        if parallel or count == 1 or model.plan.n_cells >= count * min(need.tokens, model.plan.n_ctx):
-            return model
-        count = max(1, count // 2)

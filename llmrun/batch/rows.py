@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO
 
@@ -146,8 +147,6 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 def require_pyarrow(refusal: str) -> None:
     """Raise UsageError with this refusal if Parquet files are unknown here."""
-    from importlib.util import find_spec
-
     if find_spec("pyarrow") is None:
         hint = "pip install 'llmrun[parquet]', or use a .jsonl or .csv file"
         raise UsageError(refusal, why="Parquet needs the package pyarrow", hint=hint)

@@ -101,12 +101,12 @@ class Attachments:
     @property
     def sent(self) -> tuple[Media, ...]:
         """The images and audio as they are sent, before the message."""
-        return tuple(Media(each.data, each.name) for each in self.media)
+        return tuple(Media(file.data, file.name) for file in self.media)
 
     @property
     def modalities(self) -> frozenset[Modality]:
         """What a model has to read."""
-        return frozenset(each.modality for each in self.media)
+        return frozenset(file.modality for file in self.media)
 
     def before(self, message: str) -> str:
         """Return the message as it is sent: the text files, then the user's text."""
@@ -114,7 +114,7 @@ class Attachments:
 
     @property
     def names(self) -> list[str]:
-        return [*(file.name for file in self.files), *(each.name for each in self.media)]
+        return [*(file.name for file in self.files), *(file.name for file in self.media)]
 
     def without(self, pattern: str) -> Attachments:
         """Return the attachments without those whose name matches a name or pattern.
@@ -127,7 +127,7 @@ class Attachments:
         """
 
         def others(attached: Sequence[_Named]) -> tuple[_Named, ...]:
-            return tuple(each for each in attached if not _matches(each.name, pattern))
+            return tuple(file for file in attached if not _matches(file.name, pattern))
 
         left = replace(self, files=others(self.files), media=others(self.media))
         if left == self:
@@ -224,7 +224,9 @@ def read_media(name: str, expected: Modality | None = None) -> AttachedMedia:
     if modality is None and other_audio(data):
         raise must_be_converted(data, name, f"{name!r} can't be attached")
     if modality is None or modality != (expected or modality):
-        formats = " or ".join(f"a {FORMATS[each]} {_FILES[each]}" for each in ([expected] if expected else FORMATS))
+        formats = " or ".join(
+            f"a {FORMATS[option]} {_FILES[option]}" for option in ([expected] if expected else FORMATS)
+        )
         hint = "-f FILE takes text files" + ("; other images can be saved as PNG" if expected == "image" else "")
         hint = f"--{modality} FILE takes it" if modality else hint
         raise UsageError(f"{name!r} can't be attached", why=f"it is not {formats}", hint=hint)
@@ -243,9 +245,9 @@ def _joined(before: Sequence[AttachedMedia], read: Sequence[AttachedMedia]) -> t
     Raises:
         UsageError: they are too large.
     """
-    media = {each.path: each for each in read}
-    joined = (*(each for each in before if each.path not in media), *media.values())
-    total = sum(each.n_bytes for each in joined)
+    media = {file.path: file for file in read}
+    joined = (*(file for file in before if file.path not in media), *media.values())
+    total = sum(file.n_bytes for file in joined)
     if total > MAX_MEDIA_BYTES:
         why = f"they have {total:,} bytes, the limit is {MAX_MEDIA_BYTES:,}"
         raise UsageError(f"{len(joined)} images and audio files are too large to attach", why=why)

@@ -182,8 +182,8 @@ class Conversation:
                 responses.setdefault(event.request, ResponseAccumulator()).take(event)
                 yield event
         finally:
-            for _, each in sorted(responses.items()):
-                self._save_version(turn, each)
+            for _, response in sorted(responses.items()):
+                self._save_version(turn, response)
 
     def _save_version(self, turn: _OpenTurn, response: ResponseAccumulator) -> None:
         """Save one of several answers; each has its own reasoning and seed."""

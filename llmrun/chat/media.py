@@ -57,25 +57,25 @@ class MediaCache:
         """Return the message with its files; a line of text tells the model of each file that can't be sent."""
         missing, sent = "", list[Media]()
         for file in files:
-            found = self._file(file)
-            if found is not None and found.modality in model.modalities:
-                sent.append(Media(found.data, file.name))
+            media = self._file(file)
+            if media is not None and media.modality in model.modalities:
+                sent.append(Media(media.data, file.name))
                 continue
-            if found is not None:
-                self._note(f"{model.name} can't read {PLURALS[found.modality]}: {file.name} is left out")
-            missing += f"[The {found.modality if found else 'file'} {file.name} can't be read.]\n"
+            if media is not None:
+                self._note(f"{model.name} can't read {PLURALS[media.modality]}: {file.name} is left out")
+            missing += f"[The {media.modality if media else 'file'} {file.name} can't be read.]\n"
         return replace(message, content=missing + message.content, media=tuple(sent)) if files else message
 
     def _file(self, file: MediaFile) -> AttachedMedia | None:
         if file not in self._read:
             self._read[file] = None
             try:
-                found = read_media(file.path)
+                media = read_media(file.path)
             except UsageError as error:
                 self._note(f"{file.name} is missing, the model no longer has it: {error.why}")
             else:
-                if found.sha256 == file.sha256:
-                    self._read[file] = found
+                if media.sha256 == file.sha256:
+                    self._read[file] = media
                 else:
                     self._note(f"{file.path} has changed; the model no longer has it")
         return self._read[file]

@@ -76,7 +76,9 @@ def passages_block(passages: Sequence[Passage]) -> str:
     """Return passages as they stand before a question; "" for none."""
     if not passages:
         return ""
-    files = tuple(AttachedFile(f"[{number}] {each.place}", 0, each.text) for number, each in enumerate(passages, 1))
+    files = tuple(
+        AttachedFile(f"[{number}] {passage.place}", 0, passage.text) for number, passage in enumerate(passages, 1)
+    )
     return f"{_INTRODUCTION}\n\n{Attachments(files).block}\n\n"
 
 
@@ -275,7 +277,7 @@ class FolderIndex:
                 on_progress(path, number - 1, len(changed))
                 sha256 = known[path][2] if path in known else ""
                 waiting.append(self._read(path, *on_disk[path], sha256))
-                n_passages = sum(len(each.passages) for each in waiting)
+                n_passages = sum(len(document.passages) for document in waiting)
                 if n_passages >= _COMMIT_PASSAGES or number == len(changed):
                     self._add(database, waiting)
                     waiting = []

@@ -219,7 +219,7 @@ class Header(ModelMetadata):
     def target_layers(self) -> tuple[int, ...]:
         """Layers of the other model whose hidden states an EAGLE-3, DFlash or DSpark file reads."""
         layers = self.metadata.get(self.model_key("target_layers"))
-        return tuple(each for each in layers if isinstance(each, int)) if isinstance(layers, tuple) else ()
+        return tuple(layer for layer in layers if isinstance(layer, int)) if isinstance(layers, tuple) else ()
 
     @property
     def head_bytes(self) -> int:

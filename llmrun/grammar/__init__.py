@@ -1,7 +1,6 @@
 """Grammars and JSON schemas that constrain answers, with the checks that need no model.
 
-Mistakes are named by line and column before a model is loaded. Must not know tokens. Parsers are imported when they are
-first used.
+Mistakes are named by line and column before a model is loaded. Parsers are imported when they are first used.
 """
 
 from __future__ import annotations

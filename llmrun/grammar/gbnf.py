@@ -1,6 +1,6 @@
 """A parser and checks of GBNF, llama.cpp's grammar language, with errors at line and column.
 
-Must not know how a grammar is enforced. Accepts llama.cpp's syntax, underscores in names, and rules that continue with
+Accepts llama.cpp's syntax, underscores in names, and rules that continue with
 `|` on the next line. Unlike llama.cpp, refuses rules that are defined twice or can never end and repetitions of
 repetitions, and never repeats more often than written. No input can exhaust the stack: walks over rules are loops, and
 nesting is limited.

@@ -2,7 +2,10 @@
 
 JSON is written as json.dumps does it, without free whitespace, which a small model writes without end. A model also
 fills without end what a schema leaves open, so an object that lists properties gets no others, and a list no items
-after its prefix, unless the schema says so or needs them. Must not know tokens.
+after its prefix, unless the schema says so or needs them.
+
+llguidance 1.9 compiles schemas too (%json), but refuses not, if, oneOf, contains, uniqueItems, dependentRequired,
+propertyNames and patterns with a look-ahead or a border of words.
 """
 
 from __future__ import annotations
@@ -298,9 +301,9 @@ class _Writer:
             for matching in combinations(patterns, size):
                 terms: Terms = ()
                 for group in shape.groups:
-                    matching_terms = [each for pattern, each in group.patterns if pattern in matching]
-                    for each in matching_terms or [group.others or ()]:
-                        terms = join(terms, each)
+                    matching_terms = [met for pattern, met in group.patterns if pattern in matching]
+                    for met in matching_terms or [group.others or ()]:
+                        terms = join(terms, met)
                 if not self._shapes.is_possible(terms):
                     continue
                 others = [pattern for pattern in patterns if pattern not in matching]

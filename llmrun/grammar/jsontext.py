@@ -1,4 +1,4 @@
-"""A JSON parser that records the places of values, with messages of its own. Must not know schemas."""
+"""A JSON parser that records the places of values, with messages of its own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_json(text: str) -> tuple[Any, Places]:
     value = reader.value(0)
     reader.skip()
     if reader.at < len(text):
-        reader.fail(f"after the end of the value there is {reader.found()}")
+        reader.fail(f"after the end of the value there is {reader.next_character()}")
     return value, reader.places
 
 
@@ -92,13 +92,13 @@ class _Reader:
         for _ in self._items("}"):
             offset = self.at
             if not self._text.startswith('"', offset):
-                self.fail(f"a key in double quotes should be here, not {self.found()}")
+                self.fail(f"a key in double quotes should be here, not {self.next_character()}")
             key = self._string()
             if key in members:
                 self.fail(f"the key {key!r} appears twice", offset)
             self.skip()
             if not self._text.startswith(":", self.at):
-                self.fail(f"after the key {key!r} there should be ':', not {self.found()}")
+                self.fail(f"after the key {key!r} there should be ':', not {self.next_character()}")
             self.at += 1
             self.skip()
             self.places.note(members, key, self.at, offset)
@@ -135,7 +135,9 @@ class _Reader:
             self.fail(f"this {self._text[start]} is never closed", start)
         if not self._text.startswith(close, self.at):
             opened = place(self._text, start)
-            self.fail(f"',' or {close!r} should be here, not {self.found()}; the {self._text[start]} is at {opened}")
+            self.fail(
+                f"',' or {close!r} should be here, not {self.next_character()}; the {self._text[start]} is at {opened}"
+            )
         self.at += 1
 
     def _string(self) -> str:
@@ -158,7 +160,7 @@ class _Reader:
     def _number_or_word(self) -> Any:
         match = _WORD.match(self._text, self.at)
         if match is None:
-            self.fail(f"a value should be here, not {self.found()}")
+            self.fail(f"a value should be here, not {self.next_character()}")
         word = match[0]
         if word in _WORDS:
             self.at = match.end()
@@ -175,7 +177,7 @@ class _Reader:
         match = _BLANK.match(self._text, self.at)
         self.at = match.end() if match else self.at
 
-    def found(self) -> str:
+    def next_character(self) -> str:
         """Return the next character in words."""
         return repr(self._text[self.at]) if self.at < len(self._text) else "the end"
 

@@ -1,4 +1,8 @@
-"""Ranges of JSON numbers as terminals of Lark, with at most as many digits as a double or the bounds have."""
+"""Ranges of JSON numbers as terminals of Lark, with at most as many digits as a double or the bounds have.
+
+llguidance's own numbers (%json) have no limit of digits, which a small model writes without end, may be beyond a
+double, and have no exponent beside a bound.
+"""
 
 from __future__ import annotations
 

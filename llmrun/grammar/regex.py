@@ -1,6 +1,6 @@
 """Patterns of JSON schemas (ECMA-262 regular expressions) as terminals of Lark, whose `&` and `~` express look-ahead.
 
-A pattern is searched for, so text may stand around it unless it begins with ^ and ends with $. Must not know schemas.
+A pattern is searched for, so text may stand around it unless it begins with ^ and ends with $.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _matches(alternatives: Sequence[_Alternative], text: str) -> bool:
 
 
 def _languages(tree: _Tree, *, is_anchored: bool) -> tuple[_Alternative, ...]:
-    found = []
+    alternatives = []
     for parts in _alternatives(tree):
         starts = is_anchored
         needed: list[tuple[_Alternative, ...]] = []
@@ -161,8 +161,8 @@ def _languages(tree: _Tree, *, is_anchored: bool) -> tuple[_Alternative, ...]:
                 what = "a look-ahead" if isinstance(part, _Look) else {"^": "^", "$": "$"}.get(part.kind, "\\b")
                 raise PatternError(f"{what} in the middle of a pattern can't be enforced while an answer is written")
             body.append(part)
-        found.append(_Alternative(Series((*before, *body, *after)), tuple(needed), tuple(forbidden)))
-    return tuple(found)
+        alternatives.append(_Alternative(Series((*before, *body, *after)), tuple(needed), tuple(forbidden)))
+    return tuple(alternatives)
 
 
 def _is_start(part: _Edge | _Look, starts: bool) -> bool:

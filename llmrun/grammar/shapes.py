@@ -2,7 +2,7 @@
 
 Keywords that combine schemas (allOf, anyOf, oneOf, not, if, dependentRequired, unevaluatedProperties ...) become
 intersections, unions and complements of these. Schemas of properties and items stay as they are until they are asked
-for, so recursive schemas have a finite form. Must not know how a form is enforced.
+for, so recursive schemas have a finite form.
 """
 
 from __future__ import annotations
@@ -226,12 +226,12 @@ class Shapes:
         allowed = types - {"integer"} | ({"number"} if "integer" in types else set())
         return {name: shapes.get(name, shape) for name, shape in _FULL.items() if name in allowed}
 
-    def _one_of(self, part: dict[str, Any], found: list[Box]) -> list[Box]:
-        options = [self._meet(found, self._of(option)) for option in part["oneOf"]]
+    def _one_of(self, part: dict[str, Any], boxes: list[Box]) -> list[Box]:
+        options = [self._meet(boxes, self._of(option)) for option in part["oneOf"]]
         chosen: list[Box] = []
         for index, option in enumerate(options):
-            for other, boxes in enumerate(options):
-                if other == index or not self._overlap(option, boxes):
+            for other, other_option in enumerate(options):
+                if other == index or not self._overlap(option, other_option):
                     continue
                 try:
                     option = self._meet(option, self._complement(self._of(part["oneOf"][other])))
@@ -262,14 +262,14 @@ class Shapes:
             self._schema.fail_part(part, f"its opposite can't be enforced while an answer is written ({error})")
 
     def _complement(self, boxes: list[Box]) -> list[Box]:
-        found: list[Box] = [_FULL]
+        complement: list[Box] = [_FULL]
         for box in boxes:
             absent = {name: shape for name, shape in _FULL.items() if name not in box}
             options: list[Box] = [absent] if absent else []
             for name, shape in box.items():
                 options += [{name: other} for other in _complement_of(name, shape)]
-            found = self._meet(found, options)
-        return found
+            complement = self._meet(complement, options)
+        return complement
 
     def _evaluated(self, box: Box, terms: Terms) -> Box:
         """Return a box whose properties without a schema meet these terms (unevaluatedProperties)."""

@@ -10,8 +10,8 @@ import pytest
 from support import gguf_writer
 
 from llmrun.batch import answerers
-from llmrun.batch.answerers import LocalEngine
-from llmrun.batch.plan import MOST_PARALLEL, BatchPlan, plan_batch
+from llmrun.batch.answerers import MOST_PARALLEL, LocalEngine
+from llmrun.batch.plan import BatchPlan, plan_batch
 from llmrun.batch.results import WrittenRow
 from llmrun.batch.rows import Row, RowTemplate
 from llmrun.errors import UsageError

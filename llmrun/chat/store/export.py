@@ -216,9 +216,9 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
             parts += ["## Reasoning", quoted]
         model = entry.part.model.name
         parts.append(f"## {model or 'Answer'}")
-        for each in entry.part.rounds:
-            parts += [_closed(each.content)] if each.content else []
-            for call, result in zip(each.calls, each.results, strict=True):
+        for content, calls, results, _ in entry.part.rounds:
+            parts += [_closed(content)] if content else []
+            for call, result in zip(calls, results, strict=True):
                 parts += [f"Called `{call.name}`:", _code(call.arguments), _code(result)]
         parts.append(_closed(entry.part.content))
         parts += [f"*{ending(entry.part)}*"] if ending(entry.part) else []

@@ -291,8 +291,8 @@ def examine(path: Path) -> tuple[int, list[str]] | None:
                 except LlmrunError as error:
                     damage.append(f"{error.what}: {error.why}")
             if not damage:
-                found = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
-                damage = [] if found == "ok" else [f"{path} is damaged: {found}"]
+                finding = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+                damage = [] if finding == "ok" else [f"{path} is damaged: {finding}"]
             return len(sessions), damage
     except sqlite_errors() as error:
         return 0, [f"{path} can't be read: {error}"]
@@ -412,16 +412,16 @@ def _misplaced(number: int, parent: Any) -> str:
 
 def _ids(connection: sqlite3.Connection, query: str, *values: int | str) -> list[int]:
     """Return ids in ascending order, read from both ends of the table up to the damage."""
-    found: set[int] = set()
+    ids: set[int] = set()
     for direction in ("ASC", "DESC"):
         try:
-            found.update(row[0] for row in connection.execute(f"{query} {direction}", values))
+            ids.update(row[0] for row in connection.execute(f"{query} {direction}", values))
         except sqlite_errors() as error:
             if not is_damage(error):
                 raise
             continue
         break
-    return sorted(found)
+    return sorted(ids)
 
 
 # ---- values ----------------------------------------------------------------------------------------
@@ -459,10 +459,10 @@ def _plain(text: str) -> Any:
     Raises:
         ValueError: the text is something else.
     """
-    found = load_json(text, parse_float=_finite, parse_constant=_finite)
+    value = load_json(text, parse_float=_finite, parse_constant=_finite)
     if "\\ud" in text.lower():  # perhaps half of a character
-        json.dumps(found, ensure_ascii=False).encode()
-    return found
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _finite(text: str) -> float:

@@ -105,10 +105,10 @@ class Sessions:
                 return SessionFacts.of(session, self._read(session))
             except ResourceError as error:
                 return SessionFacts(session, f"chat-{session}", 0.0, 0.0, 0, 0, "", str(error))
-        found = self.all()
-        if not found:
+        facts = self.all()
+        if not facts:
             raise self._no_such("")
-        return found[0]
+        return facts[0]
 
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
@@ -174,12 +174,12 @@ class Sessions:
         Raises:
             UsageError: there is no such chat, or the name is invalid or taken.
         """
-        found = self.find(which)
+        facts = self.find(which)
         name = rows.checked_name(name)
-        if name.lower() != found.name.lower():
+        if name.lower() != facts.name.lower():
             self._refuse_taken(name)
         with self._database.writing():
-            self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, found.id))
+            self._connection.execute("UPDATE sessions SET name = ? WHERE id = ?", (name, facts.id))
 
     def delete(self, which: str) -> None:
         """Delete a chat with all its branches; its text does not stay in the file, nor its images and audio in MEDIA.
@@ -187,11 +187,11 @@ class Sessions:
         Raises:
             UsageError: there is no such chat, or another process has it open.
         """
-        found = self.find(which)
-        if not self._locks.is_free(found.id):
-            raise UsageError(f"{found.name} is open in another llmrun", hint="leave that chat first")
+        facts = self.find(which)
+        if not self._locks.is_free(facts.id):
+            raise UsageError(f"{facts.name} is open in another llmrun", hint="leave that chat first")
         with self._database.writing():
-            self._connection.execute("DELETE FROM sessions WHERE id = ?", (found.id,))
+            self._connection.execute("DELETE FROM sessions WHERE id = ?", (facts.id,))
         with self._database.explained():
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # the log still has the text
             rows_with_media = self._connection.execute("SELECT pictures FROM messages WHERE pictures != ''")
@@ -219,10 +219,10 @@ class Sessions:
 
     def _id_of(self, which: str) -> int:
         # A damaged file may give access to a chat only by its id, as all() reads it.
-        found = self._ids(which) or [facts.id for facts in self.all() if facts.name.lower() == which.lower()]
-        if not found:
+        ids = self._ids(which) or [facts.id for facts in self.all() if facts.name.lower() == which.lower()]
+        if not ids:
             raise self._no_such(which)
-        return found[0]
+        return ids[0]
 
     def _ids(self, which: str = "") -> list[int]:
         with self._database.explained():

@@ -19,6 +19,7 @@ from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.messages import Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.watermark import fingerprint
 
 _NO_MODEL = ModelFingerprint("")
 _NO_STATS = Stats()
@@ -106,7 +107,7 @@ class Answer:
     @property
     def last_reasoning(self) -> str:
         """The reasoning after the last round of calls."""
-        before = join_reasoning(each.reasoning for each in self.rounds)
+        before = join_reasoning(call_round.reasoning for call_round in self.rounds)
         return self.reasoning.removeprefix(before).lstrip()
 
 
@@ -246,8 +247,6 @@ def plain_facts(answer: Answer) -> dict[str, Any]:
     plain = as_dict(answer)
     del plain["content"], plain["reasoning"]
     if answer.sampling.watermark_key:
-        from llmrun.protocol.watermark import fingerprint
-
         plain["sampling"]["watermark_key"] = fingerprint(answer.sampling.watermark_key)
     # JSON has no infinity.
     biases = answer.sampling.logit_bias

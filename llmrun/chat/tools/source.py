@@ -256,7 +256,10 @@ def open_sources(name: str) -> list[ToolSource]:
             "tools of MCP servers need the mcp package", why="it is not installed", hint="pip install 'llmrun[mcp]'"
         )
     is_of_file = not name.startswith("mcp:")
-    return [ToolSource(each, _host("servers"), server, is_of_file=is_of_file) for each, server in servers.items()]
+    return [
+        ToolSource(server_name, _host("servers"), server, is_of_file=is_of_file)
+        for server_name, server in servers.items()
+    ]
 
 
 def _host(module: str, *arguments: str) -> list[str]:

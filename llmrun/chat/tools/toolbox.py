@@ -41,12 +41,12 @@ class Toolbox:
         Raises:
             UsageError: a source or a name can't be used, or two tools have the same name.
         """
-        found = [(tool, source) for source in self._sources for tool in self._listed(source)]
+        listed = [(tool, source) for source in self._sources for tool in self._listed(source)]
         if self.failures and len(self.failures) == len(self._sources):
             raise self.failures[0]
-        times = Counter(tool.name for tool, _ in found)
+        times = Counter(tool.name for tool, _ in listed)
         tools = []
-        for tool, source in found:
+        for tool, source in listed:
             name = f"{source.name}_{tool.name}" if source.is_of_file and times[tool.name] > 1 else tool.name
             if not TOOL_NAME.fullmatch(name):
                 raise UsageError(f"a tool can't be called {name!r:.80}", why=TOOL_NAME_RULE)
