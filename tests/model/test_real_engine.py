@@ -86,13 +86,13 @@ def test_text_of_a_person_never_becomes_control_tokens(model_path: Path) -> None
         assert content in prompt["text"]
 
 
-@pytest.mark.parametrize("content", ["\ud800", "\x00", "🙂" * 9, "\u202eabc"], ids=ascii)
-def test_any_text_is_answered(model_path: Path, content: str) -> None:
+def test_any_text_is_answered(model_path: Path) -> None:
     engine = EngineClient()
     try:
         engine.load(Load(str(model_path), n_ctx=1024, n_ctx_start=1024, threads=2))
-        asked = AnswerRequest((Message("user", content),), sampling=GREEDY, limits=Limits(max_tokens=2))
-        assert [type(event).__name__ for event in engine.submit(Generate(1, asked))][-1] == "Finished"
+        for number, content in enumerate(["\ud800", "\x00", "🙂" * 9, "\u202eabc"], 1):
+            asked = AnswerRequest((Message("user", content),), sampling=GREEDY, limits=Limits(max_tokens=2))
+            assert [type(event).__name__ for event in engine.submit(Generate(number, asked))][-1] == "Finished"
     finally:
         engine.close()
 

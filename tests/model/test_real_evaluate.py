@@ -169,20 +169,6 @@ def test_a_text_that_is_too_short(llmrun: Installed, text: Path, tmp_path: Path)
     assert not done.stdout
 
 
-@pytest.mark.slow
-def test_two_chunks_give_figures_but_no_interval_and_no_verdict(llmrun: Installed, text: Path) -> None:
-    two = ("evaluate", "smollm2", "--text", str(text), "--reference", "smollm2", "--ctx", "64", "-ctk", "q8_0")
-    done = llmrun.run(*two, "--chunks", "2")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.decode().splitlines()
-    assert lines[-1] == "Too few chunks for an interval: at least 10 (--chunks 10)."
-    assert "different" not in done.stdout.decode()
-    found = json.loads(llmrun.run(*two, "--chunks", "10", "--json").stdout)
-    assert (found["least_chunks"], "reference" in found["verdict"]) == (10, True)
-    for figure in (found["perplexity"], found["divergence"]["mean"], found["divergence"]["rms_change"]):
-        assert 0 < figure["low"] < figure["value"] < figure["high"]
-
-
 def test_score_has_the_perplexity_of_one_chunk(llmrun: Installed, text: Path) -> None:
     alike = [
         "--ctx",

@@ -239,8 +239,9 @@ def scene(llmrun: Installed, half: Path, half_hash: str, whole: str, tmp_path: P
 @pytest.mark.parametrize(
     ("number", "moment"),
     [
-        *((signal.SIGKILL, moment) for moment in (0, 1, 60_000_000, 91_726_912)),
-        *((signal.SIGINT, moment) for moment in (1, 70_000_000, 91_726_912)),
+        (signal.SIGKILL, 1),
+        (signal.SIGKILL, 91_726_912),
+        (signal.SIGINT, 70_000_000),
         (signal.SIGTERM, 30_000_000),
         (signal.SIGHUP, 30_000_000),
     ],
@@ -273,7 +274,7 @@ def test_the_engine_dies(scene: Scene) -> None:
     assert not scene.temporaries()
 
 
-@pytest.mark.parametrize("limit", [4096, 1_000_000, 50_000_000, 91_726_911])
+@pytest.mark.parametrize("limit", [4096, 91_726_911])
 def test_a_disk_that_takes_no_more(scene: Scene, limit: int) -> None:
     process = scene.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     _, stderr = process.communicate(timeout=SECONDS)

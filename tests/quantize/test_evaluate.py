@@ -1,4 +1,4 @@
-"""Load settings of `llmrun score`; tests/engine/jobs/test_score.py tests the computation."""
+"""Load settings of `llmrun score`; tests/engine/jobs/test_scores.py tests the computation."""
 
 from __future__ import annotations
 

@@ -6,15 +6,13 @@ Owns how common/sampling.cpp puts a chain together, in any order, and how ours i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from llmrun import _native
 from llmrun.engine.llama.library import import_llama
 from llmrun.protocol.params import SamplingParams
-from support.sampler_cases import native_sampler
+from support.sampler_cases import may_draw_another, native_sampler
 
 TOKEN_DATA = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
@@ -100,14 +98,8 @@ class LlamaChain:
         self._llama.llama_sampler_free(self._chain)
 
 
-def same_as_llama(
-    params: SamplingParams, seed: int, logits: np.ndarray, may_differ: Callable[[_native.Sampler], bool]
-) -> None:
-    """Both draw the same tokens from these rows, one after another, and go on with llama.cpp's.
-
-    Args:
-        may_differ: whether ours may have drawn another token, just now.
-    """
+def assert_same_as_llama(params: SamplingParams, seed: int, logits: np.ndarray) -> None:
+    """Require that both draw the same tokens from these rows, one after another, and go on with llama.cpp's."""
     n_vocab = logits.shape[1]
     llama, native = LlamaChain(n_vocab, params, seed), native_sampler(n_vocab, params, seed)
     prompt = [(i * i) % n_vocab for i in range(100)]
@@ -116,7 +108,7 @@ def same_as_llama(
         llama.accept(token)
     for index, row in enumerate(logits):
         token, expected = native.sample(row.ctypes.data), llama.sample(row)
-        assert token == expected or may_differ(native), f"row {index} of {params.order}"
+        assert token == expected or may_draw_another(params, n_vocab), f"row {index} of {params.order}"
         native.accept(expected)
         llama.accept(expected)
     llama.close()

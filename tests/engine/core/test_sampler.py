@@ -17,8 +17,9 @@ from support.sampler_cases import (
     native_sampler,
     random_parameters,
     rows,
+    shuffled_order,
 )
-from support.sampler_llama import same_as_llama
+from support.sampler_llama import assert_same_as_llama
 from support.sampler_twin import Mt19937, Twin, assert_twins
 
 from llmrun import _native
@@ -34,6 +35,11 @@ from llmrun.protocol.params import SamplingParams
 def test_native_is_the_twin(seed: int) -> None:
     draw = random.Random(seed)
     n_vocab, params = draw.choice([12, 12, 40, 90]), random_parameters(draw)
+    if seed % 2:
+        params = replace(params, order=shuffled_order(draw))
+        # Where several logits are -inf, typical sampling computes with NaN, and the sort's order decides.
+        if params.top_n_sigma > 0 or params.temperature == 0:
+            params = replace(params, typical_p=1.0)
     prompt = [draw.randrange(draw.choice([4, 12])) for _ in range(40)]
     starts = [draw.randrange(36) for _ in range(draw.choice([0, 0, 1, 3]))]
     breakers = tuple(tuple(prompt[start : start + draw.randint(1, 3)]) for start in starts)
@@ -43,10 +49,6 @@ def test_native_is_the_twin(seed: int) -> None:
 
 
 # ---- against llama.cpp -----------------------------------------------------------------------------
-
-
-def assert_same_as_llama(params: SamplingParams, seed: int, logits: np.ndarray) -> None:
-    same_as_llama(params, seed, logits, lambda native: may_draw_another(params, logits.shape[1]))
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

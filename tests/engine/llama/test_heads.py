@@ -39,6 +39,7 @@ MODELS = {
     for arch, heads, rates in (("qwen35", 1, (1.0, 0.7, 0.0)), ("glm4moe", 1, (1.0, 0.7, 0.0)), ("step35", 3, (1.0,)))
     for rate in rates
 }
+HYBRID_AND_NOT = ("qwen35-0.7", "glm4moe-0.7")
 PROMPTS = (
     "the cat sat on a mat. ", "no, we go to rome by bus ", "a b c d e f g h i j k l m n o p q ", "lorem ipsum dolor ",
     "one two three four ", "she sells sea shells ", "how much wood ", "peter piper picked ",
@@ -134,9 +135,15 @@ def together(count: int) -> dict[str, Any]:
     return {"n_seq_max": count, "n_cells": count * N_CTX} if count > 1 else {}
 
 
-@pytest.mark.parametrize("settings", [{}, Q8_0, {"n_ctx_start": 64}], ids=repr)
-@pytest.mark.parametrize("count", [1, 4, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {}) for name in MODELS),
+        *((name, settings) for name in HYBRID_AND_NOT for settings in (Q8_0, {"n_ctx_start": 64})),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("count", [1, 8])
 def test_answers_are_those_without_heads(
     models: dict[str, LlamaModel], name: str, count: int, settings: dict[str, Any]
 ) -> None:
@@ -154,8 +161,6 @@ def test_answers_are_those_without_heads(
 
 
 # ---- beside what else happens to a sequence -----------------------------------------------------------
-
-HYBRID_AND_NOT = ("qwen35-0.7", "glm4moe-0.7")
 
 
 @pytest.mark.parametrize("name", HYBRID_AND_NOT)
