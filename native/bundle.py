@@ -35,7 +35,7 @@ SYSTEM = {
 """Libraries that every Linux has, or that auditwheel puts beside ours."""
 OF_BACKENDS = {
     "libggml-vulkan.so": {"libvulkan.so.1"},
-    "libggml-cuda.so": {"libggml-base.so", "libcuda.so.1", "libcudart.so.13", "libcublas.so.13"},
+    "libggml-cuda.so": {"libggml-base.so", "libcuda.so.1", "libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"},
 }
 """Libraries that only a backend may need: without them it is not loaded."""
 OLDEST_GLIBC = 28  # 2.28, of the image that releases are built in

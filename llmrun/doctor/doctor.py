@@ -37,7 +37,15 @@ from llmrun.planning.speed import remembered
 from llmrun.planning.tuned import summaries
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.machine import BUILD, Build
-from llmrun.protocol.llama_folder import INSTALLED, has_variants, is_bundled, library_folder, llama_version
+from llmrun.protocol.llama_folder import (
+    CUDA,
+    INSTALLED,
+    backend_folders,
+    has_variants,
+    is_bundled,
+    library_folder,
+    llama_version,
+)
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.sizes import readable_size
@@ -295,8 +303,16 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
     for gpu in build.gpus:
         total, free = readable_size(gpu.memory_total), readable_size(gpu.memory_free)
         yield Finding("GPU", "ok", f"{gpu.description} ({gpu.name}), {free} of {total} free")
+    if len(backend_folders()) > 1 and "CUDA" not in build.backends:
+        yield Finding(
+            "GPU", "warning", f"{CUDA} is installed, but can't be loaded", "install or load NVIDIA's driver for CUDA 13"
+        )
+        return
     if build.gpus:
         return
+    others = [name for name in build.backends if name != "CPU"]
+    if others and not details.graphics:
+        yield Finding("GPU", "ok", f"none: no device for {', '.join(others)}")
     for maker in sorted(set(details.graphics)):
         if build.offload:
             text = f"{maker}'s card is not used: llama.cpp can use GPUs, but sees none"

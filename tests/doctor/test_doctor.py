@@ -202,6 +202,18 @@ def test_variant_and_backends_in_use(settings: Settings, says: Callable[[Build],
     assert finding.text == "variant haswell (ggml's choice), for AVX, AVX2; backends in use: Vulkan, CPU"
 
 
+def test_backends_without_a_device(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Callable[[Build], None]
+) -> None:
+    says(replace(BUILD, backends=("CUDA", "Vulkan", "CPU"), offload=True))
+    assert findings(settings)["GPU"] == Finding("GPU", "ok", "none: no device for CUDA, Vulkan")
+    monkeypatch.setattr(doctor, "backend_folders", lambda: [tmp_path, tmp_path])
+    assert findings(settings)["GPU"].status == "ok"
+    says(replace(BUILD, backends=("CPU",)))  # no driver
+    finding = findings(settings)["GPU"]
+    assert (finding.status, finding.text) == ("warning", "llmrun-cuda is installed, but can't be loaded")
+
+
 def test_which_variant_is_fastest(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "has_variants", lambda: True)
     monkeypatch.delenv("LLMRUN_CPU", raising=False)

@@ -200,11 +200,13 @@ def test_a_silent_answer_is_filled_with_comments(serve: Serve, monkeypatch: pyte
         assert received.startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_that_takes_too_long_ends(serve: Serve) -> None:
+def test_an_answer_that_takes_too_long_ends(
+    serve: Serve, eventually: Callable[[Callable[[], bool], float], bool]
+) -> None:
     server = serve("obedient", answer_seconds=0.1)
     assert server.post(CHAT).code == "timeout"
     assert server.post(CHAT, STREAM).status in {200, 504}
-    assert server.engines == 1
+    assert eventually(lambda: server.engines == 1, 30.0)
 
 
 def test_while_the_server_ends_only_running_answers_go_on(serve: Serve) -> None:

@@ -220,13 +220,16 @@ def _load_backends(library: Any) -> None:
 
 
 def _exchange_variant(library: Any, name: str) -> bool:
-    """Replace the processor's backend by another variant; return False if this processor can't run it."""
-    before = ctypes.c_void_p(library.ggml_backend_reg_by_name(b"CPU"))
-    path = cpu_variants(Path(library._name).parent).get(name)
-    if path is None or not library.ggml_backend_load(os.fsencode(path)):
-        return False
-    library.ggml_backend_unload(before)
-    return True
+    """Replace the processor's backend by a variant; return False if this processor can't run it."""
+    variants, before = cpu_variants(Path(library._name).parent), _variant_in_use(library)
+    if name == before or name not in variants:  # a file that is loaded twice would be unloaded whole
+        return name == before
+    library.ggml_backend_unload(ctypes.c_void_p(library.ggml_backend_reg_by_name(b"CPU")))
+    if library.ggml_backend_load(os.fsencode(variants[name])):
+        return True
+    if before:
+        library.ggml_backend_load(os.fsencode(variants[before]))
+    return False
 
 
 def use_variant(name: str) -> None:
@@ -287,12 +290,16 @@ def _device_of(backend: Any) -> int:
 
 def cpu_variant() -> str:
     """Return the name of the variant in use; "" where the backend is linked, or the system can't tell."""
+    return _variant_in_use(import_llama()._lib)
+
+
+def _variant_in_use(library: Any) -> str:
     if sys.platform == "win32":
         return ""
     pointer = ctypes.c_void_p
     info = (pointer * 4)()  # struct Dl_info, which begins with the file's name
-    registry = function("ggml_backend_reg_by_name", pointer, ctypes.c_char_p)(b"CPU")
-    address = pointer.from_address(registry + _REGISTRY_FUNCTION)
+    library.ggml_backend_reg_by_name.restype = pointer
+    address = pointer.from_address(library.ggml_backend_reg_by_name(b"CPU") + _REGISTRY_FUNCTION)
     if not ctypes.CDLL(None).dladdr(address, info):
         return ""
     match = _VARIANT.fullmatch(Path(os.fsdecode(ctypes.string_at(info[0] or 0))).name)

@@ -11,14 +11,27 @@ from llmrun.engine.jobs import machine
 from llmrun.engine.jobs.machine import compare_variants, parse_system_info
 from llmrun.engine.llama.library import start
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.machine import BUILD
+from llmrun.protocol.jobs.machine import BUILD, CPU_VARIANTS
+from llmrun.protocol.llama_folder import has_variants
 from llmrun.runner.client import EngineClient
+from llmrun.runner.launch import launch
 
 
 def test_what_llama_cpp_was_built_with() -> None:
     with closing(EngineClient()) as engine:
         build = engine.do(BUILD, Empty())
     assert build.features["CPU"]
+
+
+@pytest.mark.skipif(not has_variants(), reason="only the wheel of a release has variants of the processor's backend")
+def test_each_variant_can_be_forced() -> None:
+    """Also the one that ggml chooses."""
+    with closing(EngineClient()) as engine:
+        names = engine.do(CPU_VARIANTS, Empty()).names
+    for name in names:
+        with closing(EngineClient(launch(environment={"LLMRUN_CPU": name}))) as engine:
+            build = engine.do(BUILD, Empty())
+        assert (build.cpu_variant, build.backends.count("CPU")) == (name, 1)
 
 
 def test_system_info() -> None:

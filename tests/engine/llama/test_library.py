@@ -38,6 +38,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     ):
         (tmp_path / name).touch()
     monkeypatch.delenv("LLMRUN_CPU", raising=False)
+    monkeypatch.setattr(library_module, "_variant_in_use", lambda library: "armv8.2_1")
     fake = Mock(_name=str(tmp_path / "libllama.so"))
     registries = iter([None])
     fake.ggml_backend_reg_by_name = Mock(side_effect=lambda name: next(registries, 7))
@@ -64,6 +65,14 @@ def test_a_variant_that_the_user_names(library: Any, tmp_path: Path, monkeypatch
     _load_backends(library)
     assert library.ggml_backend_unload.call_args.args[0].value == 7
     library.ggml_backend_load.assert_called_once_with(bytes(tmp_path / "libggml-cpu-x64.so"))
+
+
+def test_the_variant_that_ggml_chose_is_not_loaded_twice(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unloading it would leave no backend."""
+    monkeypatch.setenv("LLMRUN_CPU", "armv8.2_1")
+    _load_backends(library)
+    library.ggml_backend_load.assert_not_called()
+    library.ggml_backend_unload.assert_not_called()
 
 
 @pytest.mark.parametrize("name", ["zen9", "x64"])
@@ -112,6 +121,7 @@ def test_another_variant_is_used(library: Any, tmp_path: Path, monkeypatch: pyte
     in_use = ["x64"]
     monkeypatch.setattr(library_module, "import_llama", lambda: Mock(_lib=library))
     monkeypatch.setattr(library_module, "cpu_variant", lambda: in_use[0])
+    monkeypatch.setattr(library_module, "_variant_in_use", lambda library: in_use[0])
     monkeypatch.setattr(library_module, "_first_variant", lambda: "x64")
     monkeypatch.setattr(library_module, "_choose_kernels", Mock())
     for name in ("", "x64", "zen9"):  # in use, or not there
