@@ -27,8 +27,6 @@ from llmrun.protocol.toolcalls import CDATA, KEY, CallElement, CallField, CallSy
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
-_ANY_OBJECT = {"type": "object"}
-_MAX_NAMED = 50  # parts that were left out
 _MAX_CALLS = 16  # of one answer: a small model may never stop
 _MAX_LEFT_OUT = 50  # parts of schemas that are named
 _MAX_COUNTED = 1000  # characters of a text, or items of a list
@@ -397,35 +395,3 @@ class ToolCallConstraint:
         del self._states[n_left:]
         if n_constrained:
             self._calls.rewind(n_constrained)
-
-
-# ---- schemas of tools: what can't be enforced is left out and named --------------------------------------------
-
-
-def arguments_schema(parameters: str) -> EnforceableSchema:
-    """Return the enforceable part of a tool's schema; arguments are always an object."""
-    try:
-        schema = load_json(parameters)
-    except ValueError:  # nested too deep, since the template has read it
-        return EnforceableSchema(value_rules(_ANY_OBJECT), ((),))
-    if not isinstance(schema, dict):
-        return EnforceableSchema(value_rules(_ANY_OBJECT), ((),) if schema is not True else ())
-    if schema.get("type", "object") == "object":
-        return enforceable(json.dumps({**schema, "type": "object"}), check_rules)
-    rules, left_out = enforceable(json.dumps({**schema, "type": "object"}), check_rules)
-    return EnforceableSchema(rules, (("type",), *left_out))
-
-
-def value_rules(schema: dict[str, Any]) -> Rules:
-    """Return the rules of the enforceable part of a schema."""
-    return enforceable(json.dumps(schema), check_rules).rules
-
-
-def left_out(tools: Iterable[Tool]) -> tuple[str, ...]:
-    """Return what of tools' schemas is not enforced, e.g. "tools.get_weather.parameters.properties.city.pattern"."""
-    parts = [
-        ".".join(filter(None, ("tools", tool.name, "parameters", dotted(path))))
-        for tool in tools
-        for path in arguments_schema(tool.parameters).left_out
-    ]
-    return tuple(parts[:_MAX_NAMED])
