@@ -59,15 +59,12 @@ def find_syntax(render: Render, end: str = "") -> CallSyntax | None:
     if single is None:
         return None
     spans = _json_spans(single, _ARGUMENTS)
-    is_json = bool(spans)
     one = _cut(single, *(spans or _parameter_spans(single)))
     if one is None:
         return None
-    shape = _shape(one, turns.calls(_ARGUMENTS, _ARGUMENTS))
-    if is_json:
-        return _syntax(shape, None, turns)
-    parameters = _parameters(turns, shape)
-    return _syntax(*parameters, turns) if parameters else None
+    calls = _compared(one, turns.calls(_ARGUMENTS, _ARGUMENTS))
+    syntax = calls if spans else _with_parameters(calls, turns)
+    return _with_trigger(syntax, turns) if syntax is not None else None
 
 
 class _Turns:
@@ -137,15 +134,6 @@ class _Call(NamedTuple):
     texts: list[str]
 
 
-class _Shape(NamedTuple):
-    """The texts around and between calls, and the elements of one."""
-
-    begin: str
-    call: list[CallElement]
-    between: str | None
-    end: str
-
-
 def _json_spans(text: str, arguments: dict[str, Any]) -> list[tuple[int, int]]:
     """Return where these arguments stand as JSON objects."""
     decoder, spans = json.JSONDecoder(), []
@@ -180,13 +168,13 @@ def _cut(text: str, *spans: tuple[int, int], number: int = 0) -> _Call | None:
     return _Call(fields, [text[end:start] for end, start in zip(ends, starts, strict=True)])
 
 
-def _shape(one: _Call, several: str | None) -> _Shape:
-    """Compare one call with two calls, and return which of its texts belong to each call.
+def _compared(one: _Call, several: str | None) -> CallSyntax:
+    """Compare one call with two calls, and return the syntax of calls, without its trigger.
 
     Both calls begin and end alike: the text between the two ends as the first one begins, and begins as it ends.
     """
     before, after = one.texts[0], one.texts[-1]
-    alone = _Shape("", _elements(one), None, "")
+    alone = CallSyntax(_elements(one), "")
     if several is None or _NAMES[1] not in several:
         return alone
     spans = _json_spans(several, _ARGUMENTS) or _parameter_spans(several)
@@ -206,12 +194,13 @@ def _shape(one: _Call, several: str | None) -> _Shape:
     begin, rest = before[: len(before) - _size(begins)], middle[: len(middle) - _size(begins)]
     close = rest[: shared_length(rest, after)]
     call = [element for text, field in zip(texts, one.fields, strict=True) for element in (*text, field)]
-    return _Shape(begin, [element for element in (*call, close) if element], rest[len(close) :], after[len(close) :])
+    elements = tuple(element for element in (*call, close) if element)
+    return CallSyntax(elements, "", begin, rest[len(close) :], after[len(close) :])
 
 
-def _elements(call: _Call) -> list[CallElement]:
+def _elements(call: _Call) -> tuple[CallElement, ...]:
     fields: list[CallElement] = [*call.fields, ""]
-    return [element for pair in zip(call.texts, fields, strict=True) for element in pair if element]
+    return tuple(element for pair in zip(call.texts, fields, strict=True) for element in pair if element)
 
 
 def _shared_end(first: str, second: str) -> list[CallElement]:
@@ -252,11 +241,11 @@ def _size(elements: Sequence[CallElement]) -> int:
     return sum(len(element) if isinstance(element, str) else 1 for element in elements)
 
 
-def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | None:
-    """Return the syntax of parameters that are written one by one, and the shape of a call without it."""
-    at = shape.call.index(CallField.ARGUMENTS)
-    before = shape.call[at - 1] if at and isinstance(shape.call[at - 1], str) else ""
-    after = shape.call[at + 1] if at + 1 < len(shape.call) else ""
+def _with_parameters(syntax: CallSyntax, turns: _Turns) -> CallSyntax | None:
+    """Tell the syntax of parameters that are written one by one from that of a call; None if it can't be described."""
+    at = syntax.call.index(CallField.ARGUMENTS)
+    before = syntax.call[at - 1] if at and isinstance(syntax.call[at - 1], str) else ""
+    after = syntax.call[at + 1] if at + 1 < len(syntax.call) else ""
     assert isinstance(before, str)
     assert isinstance(after, str)
     after = after.replace(_KEYS[1], KEY)
@@ -266,7 +255,7 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
     between_values = samples["string"][1]
     begin = _from_marker(before, _shared_size(before, between_values)) if before else ""
     head = before[: len(before) - len(begin)]
-    bare = _text_after_fields(turns.calls({}), shape)
+    bare = _text_after_fields(turns.calls({}), syntax)
     rest = between_values[: len(between_values) - len(begin)]
     close = after[shared_length(rest, after) :]
     if bare.startswith(head) and after.endswith(bare[len(head) :]) and bare[len(head) :]:
@@ -295,8 +284,8 @@ def _parameters(turns: _Turns, shape: _Shape) -> tuple[_Shape, Parameters] | Non
         has_cdata=CDATA[0] in (turns.calls({_KEYS[0]: "<&>"}) or ""),
     )
     parameters = parameters if is_python else _with_nesting(parameters, turns)
-    call = [*shape.call[: at - 1 if before else at], head, CallField.ARGUMENTS, close, *shape.call[at + 2 :]]
-    return shape._replace(call=[element for element in call if element]), parameters
+    call = [*syntax.call[: at - 1 if before else at], head, CallField.ARGUMENTS, close, *syntax.call[at + 2 :]]
+    return syntax._replace(call=tuple(element for element in call if element), parameters=parameters)
 
 
 def _with_nesting(parameters: Parameters, turns: _Turns) -> Parameters:
@@ -325,18 +314,19 @@ def _around(turns: _Turns, value: Any) -> tuple[str, str] | None:
     return None
 
 
-def _text_after_fields(bare: str | None, shape: _Shape) -> str:
+def _text_after_fields(bare: str | None, syntax: CallSyntax) -> str:
     """Return what a call without parameters has after its last field before them."""
     if bare is None:
         return ""
     ends = [match.end() for said in (_NAMES[0], _IDS[0]) for match in re.finditer(said, bare)]
     text = bare[max(ends, default=len(bare)) :]
-    return text.removesuffix(shape.end)
+    return text.removesuffix(syntax.end)
 
 
-def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> CallSyntax:
-    first = shape.call[0] if isinstance(shape.call[0], str) else ""
-    begins = (shape.begin + first).lstrip()
+def _with_trigger(syntax: CallSyntax, turns: _Turns) -> CallSyntax:
+    """Add the text by which a call is told from an answer in text."""
+    first = syntax.call[0] if isinstance(syntax.call[0], str) else ""
+    begins = (syntax.begin + first).lstrip()
     ends = [match.end() for match in re.finditer(r"[>\]]", begins) if re.search(r"\w", begins[: match.end()])]
     plain = turns.opening + turns.closing
     if not ends and (json_start := re.search(r"\w\s*[\[{]", begins)):  # of words
@@ -347,13 +337,9 @@ def _syntax(shape: _Shape, parameters: Parameters | None, turns: _Turns) -> Call
         # Text and call differ by the beginning of the message, of which some may stand in the prompt.
         prefill = trigger if turns.begin.endswith(trigger) else ""
         lead = prefill + turns.opening[shared_length(turns.opening, turns.begin) :]
-    return CallSyntax(
-        tuple(shape.call),
-        trigger,
-        shape.begin if lead else shape.begin.lstrip(),
-        shape.between,
-        shape.end,
-        parameters,
+    return syntax._replace(
+        trigger=trigger,
+        begin=syntax.begin if lead else syntax.begin.lstrip(),
         at_start=begins.startswith("{") or bool(lead),
         lead=lead,
         prefill=prefill,
