@@ -63,7 +63,7 @@ def test_the_prompts_of_the_catalogue_are_known_by_every_way_to_name_a_model() -
     assert set(named) == set(wanted)
     for alias, prompt in wanted.items():
         for name in (alias, catalogue.entries[alias].repository, f"{catalogue.entries[alias].repository}:q8_0"):
-            spec = resolve(name, catalogue)
+            spec = resolve(name)
             assert spec.embedding is not None
             assert spec.embedding.query == prompt
 

@@ -24,7 +24,7 @@ from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.location import find_projector
 from llmrun.models.pull import pull
-from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.registry import resolve
 from llmrun.models.store.use import using
 from llmrun.planning.estimate import choose_files
 from llmrun.planning.preferences import LoadPreferences
@@ -127,7 +127,7 @@ class NodeEngine:
             LlmrunError: it can't be downloaded, or can't run on this node.
         """
         job, settings = self._job, load_settings()
-        spec = resolve(job.name, load_catalogue())
+        spec = resolve(job.name)
         path = pull(spec, settings, choose=choose_files)
         self._used.enter_context(using(path))
 

@@ -262,7 +262,7 @@ def import_file(
         raise UsageError("--move and --link can't be used together", hint="give one of them, or none to copy")
     output = Output(json=json)
     settings = load_settings()
-    spec = resolve(_as_path(str(file)), load_catalogue())
+    spec = resolve(_as_path(str(file)))
     assert spec.path is not None, "a path stays one"
     with download_progress(output, str(file)) as on_progress:
         how: Any = "move" if move else "link" if link else "copy"
@@ -318,7 +318,7 @@ def installed_model(name: str, settings: Settings) -> InstalledModel:
         if model.name.lower() == name.lower():
             return model
     try:
-        spec = resolve(name, load_catalogue())
+        spec = resolve(name)
     except ModelNotFoundError as error:
         raise _not_here(name, models) from error
     if spec.repository and (spec.any_quant or not (spec.quant or spec.filename)):

@@ -11,7 +11,7 @@ from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.filenames import name_of_projector, projector_for, projectors_for
 from llmrun.gguf.reader import read_header, read_part
-from llmrun.models.registry import ModelSpec, load_catalogue, resolve
+from llmrun.models.registry import ModelSpec, resolve
 from llmrun.models.store.store import Store
 from llmrun.protocol.media import PLURALS, Modality
 from llmrun.system import user_path
@@ -35,7 +35,7 @@ def locate(name: str, settings: Settings) -> ModelLocation:
 
     Raises ModelNotFoundError if there is no such model, and UsageError if the name is invalid.
     """
-    spec = resolve(name, load_catalogue())
+    spec = resolve(name)
     if spec.path is not None:
         return ModelLocation(spec, spec.path)
     installed = Store(settings).find(spec)

@@ -159,13 +159,10 @@ class Catalogue:
         return None
 
 
+@functools.cache  # a command loads it several times, `llmrun list` once per model
 def load_catalogue(path: Path | None = None) -> Catalogue:
     """Read models.toml, or another catalogue. Raises LlmrunError if it is missing or damaged."""
-    return _parsed(path or _catalogue_file())
-
-
-@functools.cache  # a command loads it several times, `llmrun list` once per model
-def _parsed(file: Path) -> Catalogue:
+    file = path or _catalogue_file()
     try:
         data = read_toml(file.read_text(encoding="utf-8"))
         entries = {alias: _entry(alias, fields) for alias, fields in data["models"].items()}
@@ -191,7 +188,7 @@ def _entry(alias: str, fields: Mapping[str, Any]) -> CatalogueEntry:
     return CatalogueEntry(alias, **{**fields, **read})
 
 
-def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
+def resolve(name: str) -> ModelSpec:
     """Parse a model's name. An alias wins over a file of the same name; ./NAME is always the file.
 
     Args:
@@ -209,11 +206,12 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
         raise UsageError(f"{name[:80]!r} is not the name of a model", hint=_ALL_MODELS)
     name = model_aliases().get(name, name)
     if "://" in name:
-        return _from_link(name, catalogue)
+        return _from_link(name)
+    entries = load_catalogue().entries
     alias, _, quant = name.partition(":")
-    entry = catalogue.entries.get(alias.lower())
+    entry = entries.get(alias.lower())
     if quant and not (entry and entry.spelling(quant)):
-        entry, quant = _as_ollama_names(catalogue, alias.lower(), quant) or (entry, quant)
+        entry, quant = _as_ollama_names(entries, alias.lower(), quant) or (entry, quant)
     if entry:
         return _from_entry(name, entry, quant)
     if _is_file(name) or f"{name}/".startswith(_PATH_STARTS):
@@ -222,24 +220,24 @@ def resolve(name: str, catalogue: Catalogue) -> ModelSpec:
     if rest and first.lower() in other_programs.PROGRAMS:
         return ModelSpec(name, path=other_programs.find(name).path)
     if first.lower() in _HUB_HOSTS:
-        return _from_hub(name, rest, catalogue)
+        return _from_hub(name, rest)
     if rest and (rest.count("/") or not _looks_like_file(rest)):
-        return _from_hub(name, name, catalogue)
+        return _from_hub(name, name)
     if _looks_like_file(name):
         return _from_path(name)
     imported = load_settings().hub_cache / f"models--local--{alias}"
     if _NAME_PART.fullmatch(alias) and os.path.isdir(imported):  # noqa: PTH112 - False for a name that is too long
-        return _from_hub(name, f"{IMPORTED}{name}", catalogue)
-    raise _unknown(name, alias, catalogue)
+        return _from_hub(name, f"{IMPORTED}{name}")
+    raise _unknown(name, alias)
 
 
-def _as_ollama_names(catalogue: Catalogue, family: str, tag: str) -> tuple[CatalogueEntry, str] | None:
+def _as_ollama_names(entries: Mapping[str, CatalogueEntry], family: str, tag: str) -> tuple[CatalogueEntry, str] | None:
     """Return Ollama's FAMILY:TAG as (entry, quant): latest, 4b, 4b-instruct, 4b-q8_0, 4b-instruct-q8_0."""
     first, *rest = tag.lower().split("-")
     quant = "-".join(word for word in rest if word not in {"instruct", "it", "chat"})
-    entry = catalogue.entries.get(family)
+    entry = entries.get(family)
     if first != "latest" and not (entry and entry.parameters.lower() == first):
-        entry = catalogue.entries.get(f"{family}-{first}")
+        entry = entries.get(f"{family}-{first}")
     return (entry, quant) if entry and (not quant or entry.spelling(quant)) else None
 
 
@@ -270,10 +268,11 @@ def _letters(text: str) -> str:
     return "".join(char for char in text.lower() if char.isalnum())
 
 
-def _unknown(name: str, alias: str, catalogue: Catalogue) -> ModelNotFoundError:
+def _unknown(name: str, alias: str) -> ModelNotFoundError:
     # `qwen3:8b` means the alias qwen3-8b.
     dashed = name.lower().replace(":", "-")
-    guess = did_you_mean(dashed if dashed in catalogue.entries else alias, catalogue.entries)
+    aliases = load_catalogue().entries
+    guess = did_you_mean(dashed if dashed in aliases else alias, aliases)
     return ModelNotFoundError(
         f"there is no model {name!r}",
         why="it is not an alias, owner/repo of the hub, a link or a file",
@@ -325,11 +324,11 @@ def _only_model(folder: Path) -> Path:
     )
 
 
-def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
+def _from_link(name: str) -> ModelSpec:
     scheme, _, rest = name.partition("://")
     scheme = scheme.lower()
     if scheme == "hf":
-        return _from_hub(name, rest, catalogue)
+        return _from_hub(name, rest)
     if scheme == "http":
         raise UsageError(
             "plain http links are not allowed",
@@ -344,7 +343,7 @@ def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
     except ValueError as error:
         raise UsageError(f"{name} is not a link", why=str(error)) from error
     if host in _HUB_HOSTS:
-        return _from_hub(name, parts.path, catalogue)
+        return _from_hub(name, parts.path)
     if not host or not _looks_like_file(parts.path):
         raise UsageError(
             f"{name} is not a link to a model",
@@ -354,7 +353,7 @@ def _from_link(name: str, catalogue: Catalogue) -> ModelSpec:
     return ModelSpec(name, url=name)
 
 
-def _from_hub(name: str, path: str, catalogue: Catalogue) -> ModelSpec:
+def _from_hub(name: str, path: str) -> ModelSpec:
     """Parse `owner/repo[:quant]`, `owner/repo/file` or `owner/repo/resolve/revision/file`."""
     owner, _, rest = path.strip("/").partition("/")
     repo, _, rest = rest.partition("/")
@@ -369,7 +368,7 @@ def _from_hub(name: str, path: str, catalogue: Catalogue) -> ModelSpec:
         raise UsageError(f"{name} has no valid quant", hint=f"write {owner}/{repo}:Q4_K_M")
     revision, filename = _file_in_repository(name, rest)
     repository = f"{owner}/{repo}"
-    entry = catalogue.of_repository(repository)
+    entry = load_catalogue().of_repository(repository)
     if entry and not rest and (not quant or entry.spelling(quant)):
         return entry.spec(name, quant)
     spec = replace(entry.spec(name), mirror=None, any_quant=False) if entry else ModelSpec(name)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from llmrun.config import Settings
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.models.location import locate
-from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.registry import resolve
 from llmrun.models.store.installed import InstalledModel
 from llmrun.models.store.removal import plan_removal, remove
 from llmrun.models.store.store import Store, all_models
@@ -161,7 +161,7 @@ class PullJob:
     def _pull(self) -> Path:
         from llmrun.models.pull import pull
 
-        spec = resolve(self._name, load_catalogue())
+        spec = resolve(self._name)
         if spec.path is not None or spec.url is not None:
             why = "must be the name of a model, not a path or link"
             raise UsageError(f"{self._name[:200]!r} can't be pulled", why=why)

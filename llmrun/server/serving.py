@@ -18,7 +18,7 @@ from llmrun.errors import LlmrunError
 from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, find_projector, locate
-from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.registry import resolve
 from llmrun.models.store.other_programs import PROGRAMS
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.preferences import LoadPreferences
@@ -73,11 +73,11 @@ def served_files(names: Sequence[str]) -> dict[str, tuple[str, Path]]:
 
     A file is called by its stem, without the number of a part; where two have the same, the later one by its path.
     """
-    catalogue, found = load_catalogue(), dict[str, tuple[str, Path]]()
+    found: dict[str, tuple[str, Path]] = {}
     for given in names:
         path = None
         with suppress(LlmrunError):  # loading it will say why
-            path = resolve(given, catalogue).path
+            path = resolve(given).path
         if path is None or given.partition("/")[0].lower() in PROGRAMS:
             continue
         stem = _END.sub("", path.name)

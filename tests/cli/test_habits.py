@@ -18,7 +18,7 @@ from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.options import answer_options, remote_server
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
-from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.registry import resolve
 from llmrun.server.registry import RunningServer
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
@@ -146,9 +146,9 @@ def test_an_imported_model_has_a_short_name(run: Run) -> None:
 def test_a_short_name_must_be_on_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(ModelNotFoundError):
-        resolve("mine", load_catalogue())
+        resolve("mine")
     (load_settings().hub_cache / "models--local--mine").mkdir(parents=True)
-    assert resolve("mine", load_catalogue()).repository == "local/mine"
+    assert resolve("mine").repository == "local/mine"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
 from llmrun.gguf import filenames
 from llmrun.model import loading
 from llmrun.models.download.transfer import ignore_note
-from llmrun.models.registry import load_catalogue, resolve
+from llmrun.models.registry import resolve
 from llmrun.planning import estimate, hardware
 from llmrun.planning.estimate import remote_candidates
 from llmrun.planning.hardware import Hardware
@@ -125,10 +125,7 @@ def test_four_commands_name_one_quant_that_fits(
 ) -> None:
     hub.repository, hub.files = repository.id, repository.files(tmp_path)
     said = Said(capsys, monkeypatch)
-    candidates = {
-        one.quant: one
-        for one in remote_candidates(resolve(repository.name, load_catalogue()), load_settings(), ignore_note)
-    }
+    candidates = {one.quant: one for one in remote_candidates(resolve(repository.name), load_settings(), ignore_note)}
     named = set()
     for ram, vram in MACHINES:
         hardware = on_machine(ram, vram)

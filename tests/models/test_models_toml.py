@@ -16,7 +16,7 @@ ENTRIES = [pytest.param(entry, id=alias) for alias, entry in CATALOGUE.entries.i
 
 def test_default_is_the_small_model_with_a_mirror() -> None:
     assert CATALOGUE.default == "smollm2"
-    spec = resolve(CATALOGUE.default, CATALOGUE)
+    spec = resolve(CATALOGUE.default)
     assert spec.filename == "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert spec.mirror is not None
     assert spec.mirror.size == 98_362_432
@@ -56,9 +56,9 @@ def test_quants_and_files(entry: CatalogueEntry) -> None:
     assert entry.file.endswith(".gguf")
     for quant in entry.quants:
         assert re.fullmatch(r"[A-Za-z0-9_]+", quant)
-        spec = resolve(f"{entry.alias}:{quant}", CATALOGUE)
+        spec = resolve(f"{entry.alias}:{quant}")
         assert spec.filename == entry.file.replace("{quant}", quant)
-        assert resolve(f"{entry.repository}:{quant}", CATALOGUE).filename == spec.filename
+        assert resolve(f"{entry.repository}:{quant}").filename == spec.filename
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -86,4 +86,4 @@ def test_mirror(entry: CatalogueEntry) -> None:
     assert re.fullmatch(r"[0-9a-f]{40}", entry.mirror.revision)
     assert 0 < entry.mirror.wheel_size <= 1.01 * entry.mirror.size
     assert abs(entry.mirror.size / 1e6 - entry.size_mb) < 1
-    assert resolve(entry.alias, CATALOGUE).mirror == entry.mirror
+    assert resolve(entry.alias).mirror == entry.mirror

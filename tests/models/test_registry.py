@@ -60,13 +60,18 @@ CATALOGUE = Catalogue({"tiny": TINY, "large-8b": LARGE}, "tiny")
 
 
 @pytest.fixture(autouse=True)
+def small_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "load_catalogue", lambda: CATALOGUE)
+
+
+@pytest.fixture(autouse=True)
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_alias_takes_the_default_quant_with_its_mirror_and_advice() -> None:
-    spec = resolve("tiny", CATALOGUE)
+    spec = resolve("tiny")
     assert spec == ModelSpec(
         "tiny",
         repository="Makers/Tiny-GGUF",
@@ -81,9 +86,9 @@ def test_alias_takes_the_default_quant_with_its_mirror_and_advice() -> None:
 
 
 def test_a_quant_that_was_asked_for_is_the_one() -> None:
-    assert not resolve("tiny:Q4_1", CATALOGUE).any_quant
-    assert not resolve("Makers/Tiny-GGUF:q4_1", CATALOGUE).any_quant
-    assert resolve("Makers/Tiny-GGUF", CATALOGUE).any_quant
+    assert not resolve("tiny:Q4_1").any_quant
+    assert not resolve("Makers/Tiny-GGUF:q4_1").any_quant
+    assert resolve("Makers/Tiny-GGUF").any_quant
 
 
 @pytest.mark.parametrize(
@@ -117,19 +122,19 @@ def test_words_that_an_entry_matches() -> None:
 
 
 def test_alias_with_quant_uses_the_spelling_of_the_files_and_has_no_mirror() -> None:
-    spec = resolve("Tiny:Q8_0", CATALOGUE)
+    spec = resolve("Tiny:Q8_0")
     assert (spec.quant, spec.filename, spec.mirror, spec.alias) == ("Q8_0", "Tiny.q8_0.gguf", None, "tiny")
 
 
 def test_unknown_quant_of_an_alias_names_the_known_ones_and_a_way_on() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        resolve("tiny:q4", CATALOGUE)
+        resolve("tiny:q4")
     assert "did you mean tiny:Q4_1?" in caught.value.hint
     with pytest.raises(ModelNotFoundError) as caught:
-        resolve("tiny:q2_k", CATALOGUE)
+        resolve("tiny:q2_k")
     assert "Q4_1, Q8_0" in caught.value.why
     assert "Makers/Tiny-GGUF:q2_k" in caught.value.hint
-    assert resolve("Makers/Tiny-GGUF:q2_k", CATALOGUE).quant == "Q2_K"  # what the hint says works
+    assert resolve("Makers/Tiny-GGUF:q2_k").quant == "Q2_K"  # what the hint says works
 
 
 @pytest.mark.parametrize(
@@ -144,12 +149,12 @@ def test_unknown_quant_of_an_alias_names_the_known_ones_and_a_way_on() -> None:
     ],
 )
 def test_repository(name: str) -> None:
-    assert resolve(name, CATALOGUE) == ModelSpec(name, repository="someone/model.v2-GGUF")
+    assert resolve(name) == ModelSpec(name, repository="someone/model.v2-GGUF")
 
 
 @pytest.mark.parametrize("name", ["a/b:q4_k_m", "hf.co/a/b:Q4_K_M", "hf://a/b:Q4_K_M"])
 def test_repository_with_quant(name: str) -> None:
-    assert resolve(name, CATALOGUE) == ModelSpec(name, repository="a/b", quant="Q4_K_M")
+    assert resolve(name) == ModelSpec(name, repository="a/b", quant="Q4_K_M")
 
 
 @pytest.mark.parametrize(
@@ -165,24 +170,24 @@ def test_repository_with_quant(name: str) -> None:
     ],
 )
 def test_file_in_a_repository(name: str, revision: str, filename: str) -> None:
-    spec = resolve(name, CATALOGUE)
+    spec = resolve(name)
     assert (spec.repository, spec.revision, spec.filename, spec.quant) == ("a/b", revision, filename, None)
 
 
 def test_catalogued_repository_is_the_same_as_its_alias() -> None:
-    spec = resolve("hf.co/makers/tiny-gguf", CATALOGUE)
+    spec = resolve("hf.co/makers/tiny-gguf")
     assert (spec.filename, spec.mirror) == ("Tiny.Q4_1.gguf", MIRROR)
 
 
 def test_other_file_of_a_catalogued_repository_keeps_the_advice() -> None:
-    spec = resolve("Makers/Tiny-GGUF/Other.gguf", CATALOGUE)
+    spec = resolve("Makers/Tiny-GGUF/Other.gguf")
     assert (spec.filename, spec.alias, spec.mirror) == ("Other.gguf", "tiny", None)
     assert spec.sampling == {"temperature": 0.5}
 
 
 def test_other_link() -> None:
     link = "https://example.org/models/x.gguf?token=1"
-    assert resolve(link, CATALOGUE) == ModelSpec(link, url=link)
+    assert resolve(link) == ModelSpec(link, url=link)
 
 
 @pytest.mark.parametrize("name", ["x.gguf", "./x.gguf", "sub/x.gguf", "plain", "sub/plain", "some/deep/x.gguf"])
@@ -190,7 +195,7 @@ def test_file_that_exists_is_a_path(name: str, empty_directory: Path) -> None:
     path = empty_directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
-    spec = resolve(name, CATALOGUE)
+    spec = resolve(name)
     assert spec.path is not None
     assert spec.path.is_absolute()
     assert spec.path.samefile(path)
@@ -201,47 +206,47 @@ def test_folder_with_one_model(empty_directory: Path, monkeypatch: pytest.Monkey
     folder = empty_directory / "models/mine"
     folder.mkdir(parents=True)
     with pytest.raises(ModelNotFoundError, match="there is no model in the folder"):
-        resolve("./models/mine", CATALOGUE)
+        resolve("./models/mine")
     for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf", "README.md"):
         (folder / name).touch()
-    assert resolve("./models/mine", CATALOGUE).path == folder / "m-00001-of-00002.gguf"
-    assert resolve("models/mine/", CATALOGUE).repository == "models/mine"  # without a dot it is the hub's
+    assert resolve("./models/mine").path == folder / "m-00001-of-00002.gguf"
+    assert resolve("models/mine/").repository == "models/mine"  # without a dot it is the hub's
     (folder / "sub").mkdir()
     for inside, name in ((folder, "."), (folder / "sub", "..")):
         monkeypatch.chdir(inside)
-        path = resolve(name, CATALOGUE).path
+        path = resolve(name).path
         assert path is not None
         assert path.samefile(folder / "m-00001-of-00002.gguf")
     monkeypatch.chdir(empty_directory)
     (folder / "other.gguf").touch()
     with pytest.raises(ModelNotFoundError, match="has 2 models") as caught:
-        resolve("./models/mine", CATALOGUE)
+        resolve("./models/mine")
     assert caught.value.hint == f"name one: {folder / 'm-00001-of-00002.gguf'}"
 
 
 def test_any_part_leads_to_the_first(empty_directory: Path) -> None:
     (empty_directory / "m-00002-of-00002.gguf").touch()
-    assert resolve("m-00002-of-00002.gguf", CATALOGUE).path == empty_directory / "m-00002-of-00002.gguf"
+    assert resolve("m-00002-of-00002.gguf").path == empty_directory / "m-00002-of-00002.gguf"
     (empty_directory / "m-00001-of-00002.gguf").touch()
-    assert resolve("m-00002-of-00002.gguf", CATALOGUE).path == empty_directory / "m-00001-of-00002.gguf"
+    assert resolve("m-00002-of-00002.gguf").path == empty_directory / "m-00001-of-00002.gguf"
 
 
 def test_home_directory(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(empty_directory))
     (empty_directory / "x.gguf").touch()
-    assert resolve("~/x.gguf", CATALOGUE).path == empty_directory / "x.gguf"
+    assert resolve("~/x.gguf").path == empty_directory / "x.gguf"
 
 
 def test_alias_wins_over_a_file_of_that_name(empty_directory: Path) -> None:
     (empty_directory / "tiny").touch()
-    assert resolve("tiny", CATALOGUE).alias == "tiny"
-    assert resolve("./tiny", CATALOGUE).path == empty_directory / "tiny"
+    assert resolve("tiny").alias == "tiny"
+    assert resolve("./tiny").path == empty_directory / "tiny"
 
 
 @pytest.mark.parametrize("name", ["x.gguf", "./x.gguf", "sub/x.gguf", "../x", "/no/such", "~nobody-here/x.gguf"])
 def test_missing_file(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="no file"):
-        resolve(name, CATALOGUE)
+        resolve(name)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +255,7 @@ def test_missing_file(name: str) -> None:
 )
 def test_unknown_name_guesses(name: str, guess: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        resolve(name, CATALOGUE)
+        resolve(name)
     assert f"did you mean {guess}?" in caught.value.hint
     assert "llmrun list --all" in caught.value.hint
 
@@ -267,27 +272,28 @@ def test_unknown_name_guesses(name: str, guess: str) -> None:
     ],
 )
 def test_names_as_ollama_writes_them(name: str, alias: str, quant: str) -> None:
-    spec = resolve(name, CATALOGUE)
+    spec = resolve(name)
     assert (spec.alias, spec.quant) == (alias, quant)
 
 
 @pytest.mark.parametrize("name", ["tiny:9b", "large:latest", "large:8b-q2_K"])
 def test_what_ollama_may_have_and_the_catalogue_has_not(name: str) -> None:
     with pytest.raises(ModelNotFoundError):
-        resolve(name, CATALOGUE)
+        resolve(name)
 
 
 @pytest.mark.parametrize(
     ("name", "alias"), [("llama3.2:1b", "llama3.2-1b"), ("smollm2:latest", "smollm2"), ("smollm2:135m", "smollm2"),
                         ("smollm2:360m", "smollm2-360m"), ("qwen3:4b", "qwen3-4b"), ("gemma3:1b", "gemma3-1b")]
 )  # fmt: skip
-def test_names_that_ollamas_users_know(name: str, alias: str) -> None:
-    assert resolve(name, load_catalogue()).alias == alias
+def test_names_that_ollamas_users_know(name: str, alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "load_catalogue", load_catalogue)
+    assert resolve(name).alias == alias
 
 
 def test_unknown_name_without_anything_close() -> None:
     with pytest.raises(ModelNotFoundError) as caught:
-        resolve("xylophone", CATALOGUE)
+        resolve("xylophone")
     assert caught.value.hint == "see `llmrun list --all`"
 
 
@@ -326,20 +332,20 @@ def test_unknown_name_without_anything_close() -> None:
 )
 def test_what_can_not_be_a_name(name: str) -> None:
     with pytest.raises(UsageError):
-        resolve(name, CATALOGUE)
+        resolve(name)
 
 
 def test_plain_http_says_what_to_type() -> None:
     with pytest.raises(UsageError) as caught:
-        resolve("http://example.org/x.gguf", CATALOGUE)
+        resolve("http://example.org/x.gguf")
     assert caught.value.hint == "use https://example.org/x.gguf"
 
 
 def test_very_long_component_is_no_crash() -> None:
     with pytest.raises(LlmrunError):
-        resolve("x" * 300, CATALOGUE)
+        resolve("x" * 300)
     with pytest.raises(LlmrunError):
-        resolve("./" + "x" * 300 + ".gguf", CATALOGUE)
+        resolve("./" + "x" * 300 + ".gguf")
 
 
 @pytest.mark.parametrize(
@@ -361,8 +367,8 @@ def test_catalogue_of_a_wheel_and_of_a_checkout(place: str, tmp_path: Path, monk
     monkeypatch.setattr(registry, "__file__", str(tmp_path / "site/llmrun/models/registry.py"))
     path = tmp_path / place
     path.parent.mkdir(parents=True)
-    path.write_text('default = "none"\n[models]\n')
-    assert load_catalogue() == Catalogue({}, "none")
+    path.touch()
+    assert registry._catalogue_file() == path
 
 
 def test_import_is_light() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.model_disk import lonely_home, put_lm_studio, put_ollama, tree
 
 from llmrun.errors import ModelNotFoundError
-from llmrun.models.registry import Catalogue, resolve
+from llmrun.models.registry import resolve
 from llmrun.models.store import other_programs
 
 
@@ -67,7 +67,7 @@ def test_names_of_ollama(ollama: Path, typed: str, meant: str) -> None:
         put_ollama(ollama, f"library/{name}", b"GGUF%d" % number)
     put_ollama(ollama, "maker/tiny-GGUF:Q4_K_M", b"GGUF 9", host="hf.co")
     assert other_programs.find(typed).name == meant
-    assert resolve(typed, Catalogue({}, "")).path == other_programs.find(typed).path
+    assert resolve(typed).path == other_programs.find(typed).path
 
 
 def test_a_model_that_is_not_there_is_explained(ollama: Path) -> None:
