@@ -133,12 +133,26 @@ class LoadedModel:
         n_runaways = getattr(sys.modules.get("llmrun.engine.constraint.matcher"), "n_runaways", None)
         return self._is_shared and n_runaways is not None and n_runaways() > 0
 
+    def load_for(self, n_tokens: int, n_batch: int) -> Load:
+        """Return the settings of a second context for one sequence of n_tokens, decoded in batches of n_batch."""
+        return replace(
+            self.load,
+            n_ctx=max(n_tokens, self.load.n_ctx if self.weights.rope_depends_on_window else 0),
+            n_ctx_start=n_tokens,
+            n_batch=n_batch,
+            n_ubatch=n_batch,
+            n_seq_max=1,
+            n_parked=0,
+            n_cells=0,
+            warm_up=False,
+        )
+
     def compare_attention(self, is_interrupted: Callable[[], bool]) -> tuple[AttentionTime, ...]:
         """Measure flash attention on and off, see core/steps.py; return nothing if the engine is busy."""
         if self.engine.busy:
             return ()
-        load = replace(self.load, n_ctx=ATTENTION_CELLS, n_ctx_start=ATTENTION_CELLS, n_seq_max=1)
-        load = replace(load, n_cells=0, n_parked=0)
+        n_ctx = ATTENTION_CELLS
+        load = replace(self.load, n_ctx=n_ctx, n_ctx_start=n_ctx, n_seq_max=1, n_cells=0, n_parked=0)
         try:
             with (
                 closing(LlamaContext(self.weights, replace(load, flash_attention="on"))) as on,

@@ -98,8 +98,8 @@ class CellBudget:
         self._pieces[slot] = pieces
         self._blocks = {}
         shared: dict[int, int] = {}  # block -> its second longest piece
-        for each in itertools.chain.from_iterable(self._pieces.values()):
-            longest = self._blocks.get(each.block, 0)
-            self._blocks[each.block] = max(longest, each.length)
-            shared[each.block] = max(shared.get(each.block, 0), min(longest, each.length))
+        for piece in itertools.chain.from_iterable(self._pieces.values()):
+            longest = self._blocks.get(piece.block, 0)
+            self._blocks[piece.block] = max(longest, piece.length)
+            shared[piece.block] = max(shared.get(piece.block, 0), min(longest, piece.length))
         self.used, self.shared = sum(self._blocks.values()), sum(shared.values())

@@ -74,14 +74,14 @@ class Checkpoints:
 
     def deepest(self, slot: int, length: int) -> Checkpoint | None:
         """Return the last checkpoint within the first `length` tokens."""
-        return next((each for each in reversed(self._slots[slot]) if each.length <= length), None)
+        return next((checkpoint for checkpoint in reversed(self._slots[slot]) if checkpoint.length <= length), None)
 
     def cut(self, slot: int, length: int) -> None:
         """Remove those after the first `length` tokens."""
-        self._slots[slot] = [each for each in self._slots[slot] if each.length <= length]
+        self._slots[slot] = [checkpoint for checkpoint in self._slots[slot] if checkpoint.length <= length]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        self._slots[target] = [each for each in self._slots[source] if each.length <= length]
+        self._slots[target] = [checkpoint for checkpoint in self._slots[source] if checkpoint.length <= length]
 
     # ---- where they are made ----
 
@@ -105,7 +105,7 @@ class Checkpoints:
         planned = self._planned[slot]
         if not planned:
             return n_tokens
-        return min([n_tokens, *(each - n_cached for each in planned if each > n_cached)])
+        return min([n_tokens, *(length - n_cached for length in planned if length > n_cached)])
 
     def record(self, slot: int, length: int, n_prompt: int) -> None:
         """Make a checkpoint if one is planned at this length, or enough of the prompt came after the last."""
@@ -135,7 +135,7 @@ class Checkpoints:
 
 
 def _bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
-    return sum({id(each.state): len(each.state) for kept in lists for each in kept}.values())
+    return sum({id(checkpoint.state): len(checkpoint.state) for kept in lists for checkpoint in kept}.values())
 
 
 def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
@@ -148,20 +148,20 @@ def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
     while _bytes_of(lists) > limit:
         costs: dict[int, tuple[bool, bool, int]] = {}
         for kept in lists:
-            for index, each in enumerate(kept):
-                n_saved = each.length - (kept[index - 1].length if index else 0)
-                cost = index == len(kept) - 1, each.is_planned, n_saved
-                costs[id(each.state)] = max(cost, costs.get(id(each.state), cost))
+            for index, checkpoint in enumerate(kept):
+                n_saved = checkpoint.length - (kept[index - 1].length if index else 0)
+                cost = index == len(kept) - 1, checkpoint.is_planned, n_saved
+                costs[id(checkpoint.state)] = max(cost, costs.get(id(checkpoint.state), cost))
         least = min(costs, key=costs.__getitem__)
         for kept in lists:
-            kept[:] = [each for each in kept if id(each.state) != least]
+            kept[:] = [checkpoint for checkpoint in kept if id(checkpoint.state) != least]
 
 
 def most_useful(checkpoints: list[Checkpoint]) -> list[tuple[int, bytearray]]:
     """Return lengths and states of a few checkpoints of a sequence, for the disk."""
     kept = list(checkpoints)
-    thin_out([kept], _MOST_ON_DISK * max((len(each.state) for each in kept), default=0))
-    return [(each.length, each.state) for each in kept]
+    thin_out([kept], _MOST_ON_DISK * max((len(checkpoint.state) for checkpoint in kept), default=0))
+    return [(checkpoint.length, checkpoint.state) for checkpoint in kept]
 
 
 def first_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:

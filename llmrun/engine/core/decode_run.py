@@ -64,7 +64,7 @@ class DecodeRun:
             The reason for the failure of a decode call.
         """
         sequences, self._began = self._sequences, self._clock()
-        rows = [_row(each, drafts=drafts) for each in sequences]
+        rows = [_row(sequence, drafts=drafts) for sequence in sequences]
         n_steps, take = self._n_steps(limit, slots), self._take if self._emit is not None else None
         try:
             run = self._context.run(rows, limit._replace(steps=n_steps, take=take))
@@ -74,9 +74,9 @@ class DecodeRun:
             error = sequences[row].sampler.failure(self._context.logits(row))
             self.ended[row] = Ending(len(self.sampled) + len(run.steps), "", "", error)
         self._add(run.steps)
-        for row, each in enumerate(sequences):
+        for row, sequence in enumerate(sequences):
             n_sampled = len(self.sampled) - (row in run.failed)
-            each.sampler.record_run([tokens[row] for tokens in self.sampled[:n_sampled]])
+            sequence.sampler.record_run([tokens[row] for tokens in self.sampled[:n_sampled]])
         return run.failure
 
     def _n_steps(self, limit: RunLimit, slots: Slots) -> int:

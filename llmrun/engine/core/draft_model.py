@@ -142,7 +142,7 @@ class DraftModel:
     @property
     def longest_sequence(self) -> tuple[int, int]:
         """The sequence with the most cached tokens, and their number."""
-        slot = max(self._slots, key=lambda each: len(each.tokens))
+        slot = max(self._slots, key=lambda slot: len(slot.tokens))
         return slot.number, len(slot.tokens)
 
     def drafter(self) -> ModelDrafter:
@@ -156,7 +156,7 @@ class DraftModel:
     def take_slot(self, drafter: ModelDrafter, tokens: list[int]) -> _Slot:
         """Return the free slot with the longest cached prefix of a sequence; of equal ones the least recently used."""
         free = [slot for slot in self._slots if slot.owner is None] or self._slots
-        slot = max(free, key=lambda each: (common_prefix(each.tokens, tokens), -each.last_used))
+        slot = max(free, key=lambda slot: (common_prefix(slot.tokens, tokens), -slot.last_used))
         self._n_taken += 1
         slot.owner, slot.last_used = drafter, self._n_taken
         return slot
@@ -176,7 +176,9 @@ class DraftModel:
         try:
             drafting = self._prefill(drafters)
             while drafting:
-                batch = [Entry(token, len(each.slot.tokens), each.slot.number, True) for each, token in drafting]
+                batch = [
+                    Entry(token, len(drafter.slot.tokens), drafter.slot.number, True) for drafter, token in drafting
+                ]
                 drafting = self._decode(batch, [(drafter, [token]) for drafter, token in drafting])
             return
         except CacheFull:

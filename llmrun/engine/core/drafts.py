@@ -103,8 +103,8 @@ class Drafting:
         self._n_prompt = len(prompt)
         self._drafter = drafter
         self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
-        for each in self._drafters:
-            each.extend(prompt)
+        for source in self._drafters:
+            source.extend(prompt)
         tables = speculation.times, speculation.draft_times
         self._gate = Gate(speculation.most, *(StepTimes(times).lines for times in tables))
         self._step = StepShape(1, 1, 0)  # the planned one,
@@ -290,19 +290,19 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, 
     limit = min(limit, speculation.most)
     if not speculation.times:
         return limit, 0.0
-    limit = min(limit, 1 + min(each.n_together for each in drafting) // _STEPS_A_LENGTH)
+    limit = min(limit, 1 + min(draft.n_together for draft in drafting) // _STEPS_A_LENGTH)
     if not speculation.draft_times:
         return 0, 0.0
     times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)
     plain, step = times.seconds(n_sequences, depth), StepShape(n_sequences, n_sequences, depth)
-    most_seconds = plain + sum(each.credit(step) for each in drafting)
+    most_seconds = plain + sum(draft.credit(step) for draft in drafting)
     best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
     for length in range(1, limit + 1):
         width = n_sequences + n * length
         if width > times.widths[-1]:
             break
         seconds = times.seconds(width, depth) + heads.seconds(2 * n, depth) + (length - 1) * heads.seconds(n, depth)
-        rate = (n_sequences + sum(each.expected(length) for each in drafting)) / seconds
+        rate = (n_sequences + sum(draft.expected(length) for draft in drafting)) / seconds
         if rate > best_rate and seconds <= most_seconds:
             best, best_rate, share = length, rate, (seconds - plain) / n
     return best, share

@@ -262,7 +262,8 @@ class Engine:
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
             waiting = [
-                self._slots.checkpoints.until_planned(each.slot, each.n_cached, each.n_ready) for each in running
+                self._slots.checkpoints.until_planned(sequence.slot, sequence.n_cached, sequence.n_ready)
+                for sequence in running
             ]
             n_waiting = sum(waiting)
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
@@ -285,7 +286,7 @@ class Engine:
 
     def _compact(self) -> None:
         for source, target in self._slots.compact():
-            next(each for each in self._active if each.slot == source).slot = target
+            next(sequence for sequence in self._active if sequence.slot == source).slot = target
             self._finished.pop(target, None)
 
     @property
@@ -311,7 +312,9 @@ class Engine:
             return False
         if self._drafts != self._drafts_requested or len(active) > context.n_batch:
             return False
-        return all(each.is_plain for each in active) and (len(active) == 1 or self._slots.make_room(len(active)))
+        if not all(sequence.is_plain for sequence in active):
+            return False
+        return len(active) == 1 or self._slots.make_room(len(active))
 
     def _has_drafts(self, n_sequences: int) -> bool:
         """Return whether a batch of `n_sequences` decoding sequences may hold drafts."""
@@ -411,7 +414,7 @@ class Engine:
                 n_tokens = end - sequence.n_reused
                 progress.append(PrefillProgress(sequence.request, n_tokens, sequence.metrics.prefill_seconds))
         if self._is_ahead:  # what was computed meanwhile is the batch before
-            progress, self._progress = [each for each in self._progress if self._is_active(each.request)], progress
+            progress, self._progress = [event for event in self._progress if self._is_active(event.request)], progress
         events: list[Event] = [*progress]
         self._drafts = self._drafts_requested
         if sampling and self._suspects:

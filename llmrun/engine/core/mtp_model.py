@@ -123,14 +123,17 @@ class HeadModel:
 
     def compute(self, drafters: Sequence[HeadDrafter]) -> None:
         """Draft what some drafters request. On failure their drafts stay empty."""
-        asking = sorted((each for each in drafters if each.n_requested), key=attrgetter("slot"))
+        asking = sorted((drafter for drafter in drafters if drafter.n_requested), key=attrgetter("slot"))
         try:
-            inputs = [(each, each.newest) for each in asking]
+            inputs = [(drafter, drafter.newest) for drafter in asking]
             decode = self._heads.begin
             while inputs:
-                rows = decode([(each.slot, token) for each, token in inputs])
-                pushed = [(each, each.push(*self._likeliest(row))) for (each, _), row in zip(inputs, rows, strict=True)]
-                inputs = [(each, token) for each, token in pushed if token is not None]
+                rows = decode([(drafter.slot, token) for drafter, token in inputs])
+                pushed = [
+                    (drafter, drafter.push(*self._likeliest(row)))
+                    for (drafter, _), row in zip(inputs, rows, strict=True)
+                ]
+                inputs = [(drafter, token) for drafter, token in pushed if token is not None]
                 decode = self._heads.go_on
             return
         except (Aborted, CacheFull):
@@ -138,7 +141,7 @@ class HeadModel:
         except (LlmrunError, BadLogits):
             self.has_failed = True
         finally:
-            self._heads.end(each.slot for each in asking)
+            self._heads.end(drafter.slot for drafter in asking)
         for drafter in asking:
             drafter.draft(0)
 

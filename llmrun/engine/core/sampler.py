@@ -182,7 +182,7 @@ class SequenceSampler:
     def _logprob(self, token: int, address: int, count: int) -> TokenLogprob:
         """Return log probabilities from the raw logits, before any step of the chain; a forced token was certain."""
         logprobs = self._native.log_probabilities(address, token, count) if address else [(token, 0.0)]
-        (text, data, value), *top = [(*self._text_and_bytes(each), logprob) for each, logprob in logprobs]
+        (text, data, value), *top = [(*self._text_and_bytes(candidate), logprob) for candidate, logprob in logprobs]
         return TokenLogprob(text, data, value, tuple(top))
 
     def _text_and_bytes(self, token: int) -> tuple[str, tuple[int, ...]]:

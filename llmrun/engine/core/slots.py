@@ -56,24 +56,25 @@ class HostPrefixCache:
 
     def __init__(self, prefixes: Sequence[HostPrefix] = ()) -> None:
         self.prefixes = list(prefixes)
-        self.n_tokens = sum(len(each.tokens) for each in prefixes)
+        self.n_tokens = sum(len(prefix.tokens) for prefix in prefixes)
 
     def put(self, prefix: HostPrefix) -> None:
         """Add an entry, and remove the entries that are its beginning."""
-        for each in self.prefixes:
-            if each.salt == prefix.salt and common_prefix(each.tokens, prefix.tokens) == len(each.tokens):
-                self.remove(each)
+        for other in self.prefixes:
+            if other.salt == prefix.salt and common_prefix(other.tokens, prefix.tokens) == len(other.tokens):
+                self.remove(other)
         self.prefixes.append(prefix)
         self.n_tokens += len(prefix.tokens)
 
     def longest(self, tokens: list[int], salt: str) -> tuple[HostPrefix | None, int]:
         """Return the entry that shares the longest prefix with a prompt, and the shared length; None if none does."""
-        shared = [(common_prefix(each.tokens, tokens) if each.salt == salt else 0, each) for each in self.prefixes]
+        same = (prefix for prefix in self.prefixes if prefix.salt == salt)
+        shared = ((common_prefix(prefix.tokens, tokens), prefix) for prefix in same)
         length, best = max(shared, key=lambda pair: pair[0], default=(0, None))
         return (best, length) if length else (None, 0)
 
     def remove(self, prefix: HostPrefix) -> None:
-        self.prefixes = [each for each in self.prefixes if each is not prefix]
+        self.prefixes = [other for other in self.prefixes if other is not prefix]
         self.n_tokens -= len(prefix.tokens)
 
     def pop_oldest(self) -> HostPrefix:
@@ -110,7 +111,7 @@ class Slots:
         self.checkpoints = Checkpoints(
             context,
             self.cached,
-            offloaded=lambda: (each.checkpoints for each in self._host_cache.prefixes),
+            offloaded=lambda: (prefix.checkpoints for prefix in self._host_cache.prefixes),
             limit=checkpoint_bytes or MAX_BYTES,
         )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
@@ -132,7 +133,7 @@ class Slots:
         if not self._context.shares:
             return None
         prompts = [(self.cached[slot], self._n_prompt[slot]) for slot in self.cached if self._salts[slot] == salt]
-        prompts += [(each.tokens, each.n_prompt) for each in self._host_cache.prefixes if each.salt == salt]
+        prompts += [(prefix.tokens, prefix.n_prompt) for prefix in self._host_cache.prefixes if prefix.salt == salt]
         shared = [common_prefix(cached, tokens) for cached, _ in prompts]
         length = max(shared, default=0)
         if length < _MIN_RESTORED:
@@ -143,7 +144,7 @@ class Slots:
         return PromptDifference(length, *(self._text(each, length) for each in (cached[:n_prompt], tokens)))
 
     def _text(self, tokens: list[int], start: int) -> str:
-        ids = (each for each in tokens[start : start + _SHOWN] if each >= 0)  # images and audio have others
+        ids = (token for token in tokens[start : start + _SHOWN] if token >= 0)  # images and audio have others
         return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
     def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
@@ -492,7 +493,8 @@ class Slots:
             return length
         prefix, shared = self._host_cache.longest(tokens, salt)
         if prefix is not None and self._context.has_checkpoints and shared < len(prefix.tokens):
-            shared = max((each.length for each in prefix.checkpoints if each.length <= shared), default=0)
+            lengths = (checkpoint.length for checkpoint in prefix.checkpoints)
+            shared = max((length for length in lengths if length <= shared), default=0)
         if prefix is not None and shared >= length + _MIN_RESTORED:
             if self._is_next_turn(prefix.tokens, prefix.n_prompt, tokens):
                 self._host_cache.remove(prefix)
@@ -507,7 +509,7 @@ class Slots:
         length = self._load_state(slot, saved.tokens, saved.state, tokens)
         if length:
             self._n_prompt[slot] = len(saved.tokens)
-            self.checkpoints.put(slot, (Checkpoint(each, state, True) for each, state in saved.checkpoints))
+            self.checkpoints.put(slot, (Checkpoint(length, state, True) for length, state in saved.checkpoints))
             if self.saver is not None:
                 self.saver.note_saved(saved.tokens)
         return self._reach(slot, length)
@@ -528,8 +530,8 @@ class Slots:
         """
         if self._states is None or salt:
             return
-        cached = (*self.cached.values(), *(each.tokens for each in self._host_cache.prefixes))
-        length = max(common_prefix(each[:], tokens) for each in cached)
+        cached = (*self.cached.values(), *(prefix.tokens for prefix in self._host_cache.prefixes))
+        length = max(common_prefix(cached_tokens[:], tokens) for cached_tokens in cached)
         if len(tokens) - length >= _MIN_RESTORED:
             cuts = not self._context.has_checkpoints
             with suppress(MemoryError):

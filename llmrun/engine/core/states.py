@@ -64,7 +64,11 @@ class _Index(NamedTuple):
 
     @property
     def head(self) -> tuple[bytes, bytes, bytes]:
-        return self.tokens.tobytes(), b"".join(_CHECKPOINT.pack(*each) for each in self.checkpoints), self.turns
+        return (
+            self.tokens.tobytes(),
+            b"".join(_CHECKPOINT.pack(*checkpoint) for checkpoint in self.checkpoints),
+            self.turns,
+        )
 
     def reach(self, prompt: array[int], *, cuts: bool) -> int:
         """Return how many first tokens of a prompt the state is of use for."""
@@ -157,7 +161,7 @@ class KVStore:
         """
         self._state_key.compute()
         self._is_open()
-        sizes = tuple((length, len(each)) for length, each in checkpoints)
+        sizes = tuple((length, len(state_bytes)) for length, state_bytes in checkpoints)
         whole = _Index(array("i", tokens), sizes, self.turns_of(tokens), 0)
         described = self._key, *whole.head
         content = state, *(each for _, each in checkpoints)
@@ -181,7 +185,7 @@ class KVStore:
 
     def saved_turns(self) -> Iterator[tuple[list[int], bytes]]:
         """Yield the tokens of each state and what turns_of() returned for them, the least recently used one first."""
-        for _, _, index in sorted(self._indexes(), key=lambda each: _used_at(each[0])):
+        for _, _, index in sorted(self._indexes(), key=lambda entry: _used_at(entry[0])):
             yield list(index.tokens), index.turns
 
     def background_saver(self) -> StateSaver:
@@ -191,7 +195,7 @@ class KVStore:
         """Return this model's files and their indexes; only new files are opened."""
         with self._lock:
             before, self._opened, found = self._opened, {}, []
-            for entry in sorted(self._entries(), key=lambda each: each.name):
+            for entry in sorted(self._entries(), key=lambda entry: entry.name):
                 with contextlib.suppress(OSError):
                     path, status = Path(entry.path), entry.stat()
                     identity = entry.name, status.st_ino, status.st_size

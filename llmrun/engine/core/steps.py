@@ -218,7 +218,7 @@ class StepProbe:
             known: times from earlier answers, whose widths are not measured again.
         """
         times = StepTimes(known)
-        plain = next((each.seconds for each in known if each.width == 1), 0.0)
+        plain = next((time.seconds for time in known if time.width == 1), 0.0)
         self._known = {width: times.seconds(width, known[0].depth) / plain for width in times.widths} if plain else {}
         missing = [width for width in _PROBED_WIDTHS if width <= most + 1 and width not in self._known]
         self._queue = missing * _PROBED_ROUNDS
@@ -242,9 +242,9 @@ class StepProbe:
         if self._n_between < _PROBE_INTERVAL:
             return False
         plain = median(self._plain)
-        times = {each: ratio * plain for each, ratio in self._known.items()}
-        times |= {each: median(seconds) for each, seconds in self._wide.items()}
-        widest = max((each for each in times if 1 < each <= width), default=0)
+        times = {measured: ratio * plain for measured, ratio in self._known.items()}
+        times |= {measured: median(seconds) for measured, seconds in self._wide.items()}
+        widest = max((measured for measured in times if 1 < measured <= width), default=0)
         a_row = (times[widest] - plain) / (widest - 1) if widest else plain
         return self._lost + (width - 1) * a_row <= (_MOST_STEPS + _MOST_SHARE * self._n_steps) * plain
 

@@ -10,13 +10,12 @@ position: the context of the answers returns only a few, and keeps prefixes, who
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +28,11 @@ from llmrun.engine.jobs.scores import (
     bits_per_byte,
     divergence,
     joined,
+    logits_at,
     perplexity,
     position_ranges,
 )
-from llmrun.engine.llama.base import Context, Entry, Vocabulary
+from llmrun.engine.llama.base import Context, Entry, Vocabulary, check_tokens
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadLogitsError, ContextOverflowError, LlmrunError, UsageError
@@ -342,34 +342,21 @@ def run_prompt_scores(
         ContextOverflowError: it is longer than the context window.
         OutOfMemoryError: a second context does not fit.
     """
-    vocabulary, load = loaded.weights.vocabulary, loaded.load
-    text = vocabulary.cut(command.text, load.n_ctx)
+    vocabulary, n_ctx = loaded.weights.vocabulary, loaded.load.n_ctx
+    text = vocabulary.cut(command.text, n_ctx)
     tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(text, special=False))
-    invalid = next((token for token in tokens if not 0 <= token < vocabulary.n_tokens), None)
-    if invalid is not None:
-        raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+    check_tokens(tokens, vocabulary.n_tokens)
     if not tokens:
         raise UsageError("the prompt is empty", hint="type something")
-    if len(tokens) > load.n_ctx:
+    if len(tokens) > n_ctx:
         at_least = "at least " if len(text) < len(command.text) else ""
-        what = f"the prompt is {at_least}{len(tokens):,} tokens long, the context window {load.n_ctx:,}"
-        raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), load.n_ctx))
+        what = f"the prompt is {at_least}{len(tokens):,} tokens long, the context window {n_ctx:,}"
+        raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), n_ctx))
     size = min(_PROMPT_BATCH, len(tokens))
-    load = replace(
-        load,
-        n_ctx=load.n_ctx if loaded.weights.rope_depends_on_window else len(tokens),
-        n_ctx_start=len(tokens),
-        n_batch=size,
-        n_ubatch=size,
-        n_seq_max=1,
-        n_parked=0,
-        n_cells=0,
-        warm_up=False,
-    )
     yield
     scored = [_token_logprob(vocabulary, tokens[0], 0.0)]
-    with closing(LlamaContext(loaded.weights, load, n_outputs=size)) as context:
-        context.adapt(by_default(load.adapters))
+    with closing(LlamaContext(loaded.weights, loaded.load_for(len(tokens), size), n_outputs=size)) as context:
+        context.adapt(by_default(loaded.load.adapters))
         while (start := len(scored) - 1) < len(tokens) - 1:
             piece = tokens[start : start + share.tokens(size)]
             with share.measured(len(piece)):
@@ -384,8 +371,7 @@ def run_prompt_scores(
 def _score(context: LlamaContext, place: int, token: int, top: int) -> TokenLogprob:
     """Return the score of the token after a position of the last batch."""
     vocabulary = context.vocabulary
-    memory: Any = (ctypes.c_float * vocabulary.n_tokens).from_address(context.logits(place))
-    logits = np.frombuffer(memory, np.float32).astype(np.float64)
+    logits = logits_at(context.logits(place), vocabulary.n_tokens).astype(np.float64)
     highest = float(logits.max())
     logprobs = logits - highest - np.log(np.exp(logits - highest).sum())
     if not np.isfinite(logprobs[token]):

@@ -20,6 +20,7 @@ import numpy as np
 from llmrun import _native
 from llmrun.engine.jobs.explain_matrices import Lens, embedding_plane
 from llmrun.engine.jobs.file_weights import FileWeights
+from llmrun.engine.jobs.scores import logits_at
 from llmrun.engine.jobs.text import pieces
 from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
@@ -110,19 +111,8 @@ class _Replay:
         self._tokens, size = tokens, len(tokens)
         self.first = max(0, size - WATCHED)
         watched = size - self.first
-        load = replace(
-            loaded.load,
-            n_ctx=max(size, loaded.load.n_ctx if loaded.weights.rope_depends_on_window else 0),
-            n_ctx_start=size,
-            n_batch=watched,
-            n_ubatch=watched,
-            n_seq_max=1,
-            n_parked=0,
-            n_cells=0,
-            warm_up=False,
-            flash_attention="off",
-            kv_type_v=loaded.load.kv_type_v if loaded.load.kv_type_v in _PLAIN_TYPES else "f16",
-        )
+        kv_type_v = loaded.load.kv_type_v if loaded.load.kv_type_v in _PLAIN_TYPES else "f16"
+        load = replace(loaded.load_for(size, watched), flash_attention="off", kv_type_v=kv_type_v)
         self._watch: Watch = _ignore
         self._context = LlamaContext(
             loaded.weights, load, n_outputs=watched, watch=lambda tensor, ask: self._watch(tensor, ask)
@@ -140,11 +130,8 @@ class _Replay:
         self._fill()
         self._decode(self.first, collector.watch)
         n_vocab = self._context.vocabulary.n_tokens
-        rows = []
-        for position in chosen:
-            memory: Any = (ctypes.c_float * n_vocab).from_address(self._context.logits(position - self.first))
-            rows.append(np.frombuffer(memory, np.float32).copy())
-        return np.array(rows)
+        addresses = (self._context.logits(position - self.first) for position in chosen)
+        return np.array([logits_at(address, n_vocab) for address in addresses])
 
     def timed(self) -> tuple[Stopwatch, Stopwatch]:
         """Measure the time of the layers: for all observed positions at once, and for the last one alone."""

@@ -11,7 +11,6 @@ Limits of Large Language Model Quantization via the Linearity Theorem", 2024).
 
 from __future__ import annotations
 
-import ctypes
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,12 +18,12 @@ from contextlib import closing, contextmanager
 from itertools import accumulate, pairwise
 from operator import mul
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from llmrun import _native
 from llmrun.engine.jobs.file_weights import FileWeights
+from llmrun.engine.jobs.scores import logits_at
 from llmrun.engine.llama.base import DecodeError, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.ggml import GgmlTensor
@@ -229,8 +228,7 @@ class Reader:
             raise BadModelError("llama.cpp could not read a text with this model", why=error.why) from None
         rows, columns = self.positions, self._context.vocabulary.n_tokens
         # Rows are adjacent in memory.
-        memory: Any = (ctypes.c_float * (rows * columns)).from_address(self._context.logits(self._first))
-        logits = np.frombuffer(memory, np.float32).reshape(rows, columns)
+        logits = logits_at(self._context.logits(self._first), rows * columns).reshape(rows, columns)
         logits = logits - logits.max(axis=1, keepdims=True)
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         if not np.isfinite(logits[:, 0]).all():

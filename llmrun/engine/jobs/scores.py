@@ -43,11 +43,17 @@ _MAX_LOG = 700.0  # exp() of more overflows
 _MIN_POSITIONS = 10  # llama-perplexity gives no errors for fewer
 
 
+def logits_at(address: int, n_logits: int) -> Array:
+    """Return logits in llama.cpp's memory, float32; they are valid until the next decode call."""
+    memory: Any = (ctypes.c_float * n_logits).from_address(address)  # a buffer, which NumPy's types don't know
+    return np.frombuffer(memory, np.float32)
+
+
 class Rows:
     """A scorer of rows of logits in llama.cpp's memory. Its three buffers are reused and stay in the core's cache."""
 
     def __init__(self, n_vocab: int) -> None:
-        self._row = ctypes.c_float * n_vocab
+        self._n_vocab = n_vocab
         self._model = np.empty(n_vocab, np.float32)
         self._reference = np.empty(n_vocab, np.float32)
         self._weights = np.empty(n_vocab, np.float32)
@@ -85,8 +91,7 @@ class Rows:
 
     def _shifted(self, address: int, out: Array) -> tuple[Array, int]:
         """Return a row less its maximum, and the maximum's index."""
-        row: Any = self._row.from_address(address)  # ctypes arrays are buffers, which NumPy's types don't know
-        logits = np.frombuffer(row, np.float32)
+        logits = logits_at(address, self._n_vocab)
         top = int(logits.argmax())
         return np.subtract(logits, logits[top], out=out), top
 

@@ -9,10 +9,11 @@ import base64
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from llmrun import _native
-from llmrun.engine.llama.base import Vocabulary
+from llmrun.engine.llama.base import Vocabulary, check_tokens
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.prompt.control_texts import ControlTexts
@@ -123,10 +124,7 @@ def _sequences(
             yield text
 
     if command.tokens:
-        valid = range(vocabulary.n_tokens)
-        invalid = next((token for tokens in command.tokens for token in tokens if token not in valid), None)
-        if invalid is not None:
-            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {vocabulary.n_tokens:,}")
+        check_tokens(chain.from_iterable(command.tokens), vocabulary.n_tokens)
         return [_Sequence((), tokens, ()) for tokens in command.tokens]
     if command.query is not None and template:
         return _templated(vocabulary, template, command.query, wanted_texts())

@@ -6,7 +6,7 @@ Must not know text layout, chat, sampling or scheduling.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from llmrun import _native
@@ -63,6 +63,13 @@ def check_seconds(seconds: float, name: str) -> None:
         raise UsageError(f"{name} is too long", why=why, hint=f"ffmpeg -i FILE -t {MAX_SECONDS} PART.flac cuts it")
     if seconds < MIN_SECONDS:
         raise UsageError(f"{name} is too short", why=f"it takes less than {MIN_SECONDS} seconds")
+
+
+def check_tokens(tokens: Iterable[int], n_vocab: int) -> None:
+    """Raise UsageError for a token that the vocabulary lacks."""
+    invalid = next((token for token in tokens if not 0 <= token < n_vocab), None)
+    if invalid is not None:
+        raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {n_vocab:,}")
 
 
 class MediaSpan(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
-from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS
+from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens
 from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
@@ -251,7 +251,7 @@ class PromptWriter:
         """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
         text, suffix, vocabulary = request.prompt or "", request.suffix, self._vocabulary
         if request.prompt_tokens:
-            self._require_known(request.prompt_tokens)
+            check_tokens(request.prompt_tokens, self._vocabulary.n_tokens)
             return TokenizedPrompt("", [*request.prompt_tokens])
         self._raise_if_too_long([Message("user", text), Message("user", suffix or "")])
         tokens, _ = self._tokens([Part(text, False)], lambda media: ())
@@ -311,7 +311,7 @@ class PromptWriter:
         Raises:
             UsageError: the vocabulary has no such token.
         """
-        self._require_known(tokens)
+        check_tokens(tokens, self._vocabulary.n_tokens)
         vocabulary, pieces, begins = self._vocabulary, [], True
         for token in tokens:
             piece = vocabulary.piece(token)
@@ -431,13 +431,6 @@ class PromptWriter:
             if not 0 <= min(piece) <= max(piece) < n_tokens:
                 raise _lossy_vocabulary()
         return tokens
-
-    def _require_known(self, tokens: Sequence[int]) -> None:
-        """Raise UsageError if the vocabulary lacks one of these tokens."""
-        n_tokens = self._vocabulary.n_tokens
-        invalid = next((token for token in tokens if not 0 <= token < n_tokens), None)
-        if invalid is not None:
-            raise UsageError(f"there is no token {invalid}", why=f"the vocabulary has {n_tokens:,}")
 
     def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes."""
