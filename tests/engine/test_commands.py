@@ -35,7 +35,6 @@ from llmrun.protocol.params import Limits
 from llmrun.protocol.questions import (
     QUESTIONS,
     TOKENIZE_LOADED,
-    Detokenize,
     ExplainChoices,
     SaveState,
 )
@@ -56,7 +55,7 @@ def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
         (Job(3, "save_state", SaveState(1)), JobDone),
         (Job(4, "count_tokens", HI), JobDone),
         (Job(5, "tokenize_loaded", TokenizeText("", "Hi")), JobDone),
-        (Job(6, "detokenize", Detokenize((75, 108))), JobDone),
+        (Job(6, "detokenize", (75, 108)), JobDone),
         (Job(7, "measure_steps", {}), JobDone),
         (Cancel(1), None),
         (Job(8, "tokenize", TokenizeText(str(path), "Hi")), JobDone),

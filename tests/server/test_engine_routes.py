@@ -12,6 +12,7 @@ from support.gguf_writer import runnable_model, write
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
+from llmrun.server import exchange
 from llmrun.server.pool import RequestDefaults
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -207,8 +208,11 @@ def test_a_prompt_that_can_not_be_scored_is_refused(server: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_enforced_of_a_tool_is_named_in_a_header(server: LiveServer, stream: bool) -> None:
+def test_what_cannot_be_enforced_of_a_tool_is_named_in_a_header(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
     """One pattern that no grammar expresses does not refuse a request, in any protocol."""
+    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", SECONDS)  # whose headers would go out before it is known
     city = {"type": "string", "pattern": "(?<=a)b"}
     schema = {"type": "object", "properties": {"city": city, "days": {"type": "integer"}}, "required": ["city"]}
     tool = {"type": "function", "name": "get_weather", "parameters": schema}
