@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, dequantize, quantize
-from support.gguf_writer import TensorSpec, runnable_model, write
+from support.random_model import write_random_model
 
 from llmrun._native import CancelFlag
 from llmrun.engine.jobs.mix import Reader
@@ -22,32 +22,14 @@ from llmrun.quantize.job import quantize as write_quantized
 from llmrun.quantize.types import TENSOR_TYPES
 from llmrun.runner.client import EngineClient
 
-WIDTH, FEED_FORWARD = 256, 512
+FEED_FORWARD = 512
 TEXT = "The quick brown fox jumps over the lazy dog, and the dog does not mind. " * 20
-SHAPES = {
-    "token_embd.weight": (WIDTH, 261), "output_norm.weight": (WIDTH,), "blk.0.attn_norm.weight": (WIDTH,),
-    "blk.0.attn_q.weight": (WIDTH, WIDTH), "blk.0.attn_k.weight": (WIDTH, WIDTH // 2),
-    "blk.0.attn_v.weight": (WIDTH, WIDTH // 2), "blk.0.attn_output.weight": (WIDTH, WIDTH),
-    "blk.0.ffn_norm.weight": (WIDTH,), "blk.0.ffn_gate.weight": (WIDTH, FEED_FORWARD),
-    "blk.0.ffn_up.weight": (WIDTH, FEED_FORWARD), "blk.0.ffn_down.weight": (FEED_FORWARD, WIDTH),
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights, in F32."""
-    path = tmp_path_factory.mktemp("mix") / "small.gguf"
-    changes = {
-        "llama.embedding_length": WIDTH, "llama.feed_forward_length": FEED_FORWARD, "llama.context_length": 1024,
-        "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2, "llama.rope.dimension_count": 64,
-    }  # fmt: skip
-    specs = [TensorSpec(name, shape, 0, 4 * int(np.prod(shape))) for name, shape in SHAPES.items()]
-    content = bytearray(runnable_model(changes, specs))
-    random = np.random.default_rng(1)
-    for tensor in read_header(write(path, bytes(content))).tensors:
-        values = random.standard_normal(tensor.n_elements) * 0.05 if len(tensor.shape) > 1 else np.ones(tensor.shape)
-        content[tensor.offset : tensor.offset + tensor.n_bytes] = values.astype(np.float32).tobytes()
-    return write(path, bytes(content))
+    return write_random_model(tmp_path_factory.mktemp("mix") / "small.gguf", layers=1, inner=FEED_FORWARD)
 
 
 @pytest.mark.parametrize("share", [0.16, 0.2, 0.3, 0.5])
@@ -76,7 +58,7 @@ def test_a_size_below_the_smallest_mix_is_refused_before_anything_is_measured(sm
 def measured(small: Path) -> MixMeasurement:
     """Some types of every matrix."""
     numbers = tuple(TENSOR_TYPES[kind].number for kind in ("F32", "Q8_0", "Q5_0", "Q4_0"))
-    names = [name for name, shape in SHAPES.items() if len(shape) > 1]
+    names = [tensor.name for tensor in read_header(small).tensors if len(tensor.shape) > 1]
     engine = EngineClient()
     try:
         return engine.do(MIX, MeasureMix(str(small), dict.fromkeys(names, numbers), TEXT, threads=2))

@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, GGUFWriter
 from support import hf_writer, plain_llama
-from support.gguf_writer import TensorSpec, runnable_model, runnable_tensors, write
+from support.gguf_writer import runnable_model, runnable_tensors, write
 from support.installed import SECONDS, Installed, engine_of, eventually, gone, only_error_line
 from support.plain_llama import assert_greedy, smollm2_prompt
+from support.random_model import write_random_model
 
 from llmrun.gguf.reader import read_header
 from llmrun.quantize.types import NEED_IMATRIX
-
-WIDTH, FEED_FORWARD = 256, 512
 
 # benchmarks/quantize.py compares all types with llama-quantize, those that take long too.
 SMOLLM2 = ("F16", "Q4_0", "Q8_0", "Q4_K_M")
@@ -36,7 +35,7 @@ SUMS, ROWS = ".in_sum2", 1536
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in F32 of random weights whose rows divide into all blocks."""
-    return random_model(tmp_path_factory.mktemp("small") / "small-F32.gguf")
+    return write_random_model(tmp_path_factory.mktemp("small") / "small-F32.gguf", layers=1, inner=512)
 
 
 @pytest.fixture(scope="module")
@@ -59,28 +58,6 @@ def imatrix(small: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def random_model(path: Path) -> Path:
-    """Writes it; the numbers come from a generator that numpy has promised never to change."""
-    shapes = {
-        "token_embd.weight": (WIDTH, 261), "output_norm.weight": (WIDTH,), "blk.0.attn_norm.weight": (WIDTH,),
-        "blk.0.attn_q.weight": (WIDTH, WIDTH), "blk.0.attn_k.weight": (WIDTH, WIDTH // 2),
-        "blk.0.attn_v.weight": (WIDTH, WIDTH // 2), "blk.0.attn_output.weight": (WIDTH, WIDTH),
-        "blk.0.ffn_norm.weight": (WIDTH,), "blk.0.ffn_gate.weight": (WIDTH, FEED_FORWARD),
-        "blk.0.ffn_up.weight": (WIDTH, FEED_FORWARD), "blk.0.ffn_down.weight": (FEED_FORWARD, WIDTH),
-    }  # fmt: skip
-    changes = {
-        "llama.embedding_length": WIDTH, "llama.feed_forward_length": FEED_FORWARD,
-        "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2, "llama.rope.dimension_count": 64,
-    }  # fmt: skip
-    specs = [TensorSpec(name, shape, 0, 4 * int(np.prod(shape))) for name, shape in shapes.items()]
-    content = bytearray(runnable_model(changes, specs))
-    random = np.random.RandomState(1)
-    for tensor in read_header(write(path, bytes(content))).tensors:
-        values = random.standard_normal(tensor.n_elements) * 0.05 if len(tensor.shape) > 1 else np.ones(tensor.shape)
-        content[tensor.offset : tensor.offset + tensor.n_bytes] = values.astype(np.float32).tobytes()
-    return write(path, bytes(content))
 
 
 def data_hash(path: Path) -> str:

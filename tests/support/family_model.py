@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from math import prod
 from pathlib import Path
 
-import numpy as np
-
-from llmrun.gguf.reader import read_header
-from support.gguf_writer import TensorSpec, gguf, runnable_metadata
+from support.gguf_writer import runnable_metadata
+from support.random_model import llama_shapes, write_weights
 
 # In the order in which one is looked for. Where models end an answer; most have another one after a call.
 ENDS = (
@@ -54,24 +51,8 @@ def write_family_model(
         "tokenizer.chat_template": template or None, "tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1,
         **{f"tokenizer.ggml.{name}_token_id": number for name, number in zip(names, numbers, strict=False)},
     }  # fmt: skip
-    shapes = {"token_embd.weight": (_WIDTH, len(tokens)), "output_norm.weight": (_WIDTH,)}
-    for layer in range(_LAYERS):
-        block = {
-            "attn_norm": (_WIDTH,), "attn_q": (_WIDTH, _WIDTH), "attn_k": (_WIDTH, _HEAD), "attn_v": (_WIDTH, _HEAD),
-            "attn_output": (_WIDTH, _WIDTH), "ffn_norm": (_WIDTH,), "ffn_gate": (_WIDTH, _FEED_FORWARD),
-            "ffn_up": (_WIDTH, _FEED_FORWARD), "ffn_down": (_FEED_FORWARD, _WIDTH),
-        }  # fmt: skip
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
-    tensors = [TensorSpec(name, shape, 0, 4 * prod(shape)) for name, shape in shapes.items()]
-    path.write_bytes(gguf(runnable_metadata(**changes), tensors))
-    draw = np.random.default_rng(3)
-    data = np.memmap(path, np.uint8, "r+")
-    for tensor in read_header(path).tensors:
-        values = draw.standard_normal(tensor.n_elements, np.float32) / np.sqrt(tensor.shape[0], dtype=np.float32)
-        values = np.ones_like(values) if "norm" in tensor.name else values
-        data[tensor.offset : tensor.offset + tensor.n_bytes] = values.view(np.uint8)
-    data.flush()
-    return path
+    shapes = llama_shapes(_LAYERS, _WIDTH, _HEAD, _FEED_FORWARD, len(tokens))
+    return write_weights(path, runnable_metadata(**changes), shapes, seed=3)
 
 
 def _printable(byte: int) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llmrun.gguf.reader import read_header
 from support.gguf_writer import TensorSpec, gguf, runnable_metadata
 
-_F32, _F32_BYTES, _HEAD = 0, 4, 64
-_N_VOCAB = 261
+_HEAD, _N_VOCAB = 64, 261
 
 
 def write_random_model(
@@ -31,17 +31,11 @@ def write_random_model(
         experts: of each layer, two of which a token uses; 0 for a dense model.
     """
     inner, kv = inner or 4 * width, width // 2
-    shapes = {"token_embd.weight": (width, _N_VOCAB), "output_norm.weight": (width,)}
-    for layer in range(layers):
-        block = {
-            "attn_norm": (width,), "attn_q": (width, width), "attn_k": (width, kv), "attn_v": (width, kv),
-            "attn_output": (width, width), "ffn_norm": (width,), "ffn_gate": (width, inner), "ffn_up": (width, inner),
-            "ffn_down": (inner, width),
-        }  # fmt: skip
-        if experts:
-            wide = {name: (*block.pop(name), experts) for name in ("ffn_gate", "ffn_up", "ffn_down")}
-            block |= {f"{name}_exps": shape for name, shape in wide.items()} | {"ffn_gate_inp": (width, experts)}
-        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+    shapes = llama_shapes(layers, width, kv, inner, _N_VOCAB)
+    for layer in range(layers if experts else 0):
+        for name in ("ffn_gate", "ffn_up", "ffn_down"):
+            shapes[f"blk.{layer}.{name}_exps.weight"] = (*shapes.pop(f"blk.{layer}.{name}.weight"), experts)
+        shapes[f"blk.{layer}.ffn_gate_inp.weight"] = (width, experts)
     changes = {
         "llama.block_count": layers, "llama.context_length": n_ctx, "llama.embedding_length": width,
         "llama.feed_forward_length": inner, "llama.attention.head_count": width // head,
@@ -49,9 +43,26 @@ def write_random_model(
     }  # fmt: skip
     if experts:
         changes |= {"llama.expert_count": experts, "llama.expert_used_count": 2}
-    tensors = [TensorSpec(name, shape, _F32, prod(shape) * _F32_BYTES) for name, shape in shapes.items()]
-    path.write_bytes(gguf(runnable_metadata(**changes), tensors))
-    generator = np.random.default_rng(7)
+    return write_weights(path, runnable_metadata(**changes), shapes, seed=7)
+
+
+def llama_shapes(layers: int, width: int, kv: int, inner: int, n_vocab: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a dense llama's tensors, by name."""
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (width, n_vocab), "output_norm.weight": (width,)}
+    for layer in range(layers):
+        block = {
+            "attn_norm": (width,), "attn_q": (width, width), "attn_k": (width, kv), "attn_v": (width, kv),
+            "attn_output": (width, width), "ffn_norm": (width,), "ffn_gate": (width, inner), "ffn_up": (width, inner),
+            "ffn_down": (inner, width),
+        }  # fmt: skip
+        shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in block.items()}
+    return shapes
+
+
+def write_weights(path: Path, metadata: dict[str, Any], shapes: dict[str, tuple[int, ...]], *, seed: int) -> Path:
+    """Write a model of random weights in F32, the same for a seed every time."""
+    path.write_bytes(gguf(metadata, [TensorSpec(name, shape, 0, 4 * prod(shape)) for name, shape in shapes.items()]))
+    generator = np.random.default_rng(seed)
     data = np.memmap(path, np.uint8, "r+")
     for tensor in read_header(path).tensors:
         values = generator.standard_normal(tensor.n_elements, np.float32) / np.sqrt(tensor.shape[0], dtype=np.float32)
