@@ -54,7 +54,9 @@ MESSAGE_BEGINS = AnswerPart("text", "")
 """Stands between two messages of one answer."""
 
 
-class _State(enum.Enum):
+class Stage(enum.Enum):
+    """A part of an answer."""
+
     BEFORE = enum.auto()  # only blanks so far
     INSIDE = enum.auto()
     AFTER = enum.auto()  # only blanks since the reasoning, or since the end of an answer
@@ -77,7 +79,7 @@ class ReasoningSplitter:
         self._syntax = ReasoningSyntax(*tags) if len(tags) >= 2 else ReasoningSyntax("", "")  # type: ignore[arg-type]
         syntax = self._syntax
         may_begin = syntax.closing or syntax.lead
-        self._state = _State.INSIDE if inside else _State.BEFORE if may_begin else _State.ANSWER
+        self._stage = Stage.INSIDE if inside else Stage.BEFORE if may_begin else Stage.ANSWER
         self._implied: list[str] | None = [] if syntax.is_implied and not inside else None  # may be the answer
         self._words = syntax.words if inside else ""
         self._buffer = ""  # possible beginning of a tag
@@ -89,17 +91,17 @@ class ReasoningSplitter:
     @property
     def inside(self) -> bool:
         """Whether the reasoning is open."""
-        return self._state is _State.INSIDE
+        return self._stage is Stage.INSIDE
 
     def feed(self, text: str) -> list[AnswerPart]:
         """Return the parts that are certain with this piece, without tags and the blanks around the closing tag."""
-        if self._state is _State.ANSWER and not self._stops:
+        if self._stage is Stage.ANSWER and not self._stops:
             return [AnswerPart("text", text)] if text else []
         self._buffer += text
         parts: list[AnswerPart] = [AnswerPart("reasoning", self._words)] if self._words else []
         self._words = ""
-        steps = {_State.INSIDE: self._inside, _State.ANSWER: self._answer}
-        while self._buffer and steps.get(self._state, self._outside)(parts):
+        steps = {Stage.INSIDE: self._inside, Stage.ANSWER: self._answer}
+        while self._buffer and steps.get(self._stage, self._outside)(parts):
             pass
         return parts
 
@@ -113,7 +115,7 @@ class ReasoningSplitter:
         is_end = (
             rest.rstrip().endswith(">") and self._syntax.has_messages and self._syntax.closing.startswith(rest.strip())
         )
-        is_shown = rest and not is_end and (rest.strip() or self._state is not _State.AFTER)
+        is_shown = rest and not is_end and (rest.strip() or self._stage is not Stage.AFTER)
         parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if is_shown else []
         if self._implied is not None and self.inside and not is_cut_off:
             # Nothing was reasoning, though it was taken for that: else the answer would be lost.
@@ -125,7 +127,7 @@ class ReasoningSplitter:
         if self._calls and self._is_line_start:
             text = self._buffer.lstrip()
             if text.startswith(self._calls):
-                self._end_reasoning(parts, text, _State.ANSWER)
+                self._end_reasoning(parts, text, Stage.ANSWER)
                 return True
             if any(call.startswith(text) for call in self._calls):
                 return False
@@ -134,14 +136,14 @@ class ReasoningSplitter:
         if stop is None:
             return False
         if stop == self._syntax.closing:
-            self._end_reasoning(parts, self._buffer, _State.AFTER)
+            self._end_reasoning(parts, self._buffer, Stage.AFTER)
         else:
-            self._end_reasoning(parts, (stop.lstrip() if stop in self._lines else "") + self._buffer, _State.ANSWER)
+            self._end_reasoning(parts, (stop.lstrip() if stop in self._lines else "") + self._buffer, Stage.ANSWER)
         return True
 
-    def _end_reasoning(self, parts: list[AnswerPart], rest: str, state: _State) -> None:
+    def _end_reasoning(self, parts: list[AnswerPart], rest: str, stage: Stage) -> None:
         parts.append(AnswerPart("reasoning_end"))
-        self._buffer, self._state, self._implied, self._is_line_start = rest, state, None, True
+        self._buffer, self._stage, self._implied, self._is_line_start = rest, stage, None, True
 
     def _answer(self, parts: list[AnswerPart]) -> bool:
         """Take the text of an answer that has an end, or after which another message may come."""
@@ -153,7 +155,7 @@ class ReasoningSplitter:
         if stop is None:
             return False
         parts.append(MESSAGE_BEGINS)
-        self._state = _State.INSIDE if stop == self._syntax.opening else _State.AFTER
+        self._stage = Stage.INSIDE if stop == self._syntax.opening else Stage.AFTER
         return True
 
     def _take_until(self, stops: Sequence[str], parts: list[AnswerPart], kind: PartKind) -> str | None:
@@ -174,17 +176,17 @@ class ReasoningSplitter:
         syntax, text = self._syntax, self._buffer.lstrip()
         first_tag = re.match(r"<[^<>]*>", syntax.opening)
         marks = (
-            (syntax.opening, _State.INSIDE),
-            (first_tag[0] + syntax.opening if first_tag else "", _State.INSIDE),  # written twice, as Gemma 4 does
-            (syntax.lead, _State.ANSWER),
-            (syntax.closing, _State.AFTER),
-            (syntax.tail, _State.AFTER),
+            (syntax.opening, Stage.INSIDE),
+            (first_tag[0] + syntax.opening if first_tag else "", Stage.INSIDE),  # written twice, as Gemma 4 does
+            (syntax.lead, Stage.ANSWER),
+            (syntax.closing, Stage.AFTER),
+            (syntax.tail, Stage.AFTER),
         )
-        for mark, state in marks:
+        for mark, stage in marks:
             stripped = mark.lstrip()
             if stripped and text.startswith(stripped):
-                self._buffer, self._state = text[len(stripped) :], state
-                if state is _State.INSIDE:
+                self._buffer, self._stage = text[len(stripped) :], stage
+                if stage is Stage.INSIDE:
                     self._implied = None
                 return True
         if syntax.has_headers and (header := self._header(text)) is not None:
@@ -192,10 +194,10 @@ class ReasoningSplitter:
         if any(mark.lstrip().startswith(text) for mark, _ in marks if mark):
             return False
         if self._implied is not None:
-            self._state = _State.INSIDE
+            self._stage = Stage.INSIDE
             return True
-        self._buffer = text if self._state is _State.AFTER else self._buffer
-        self._state = _State.ANSWER
+        self._buffer = text if self._stage is Stage.AFTER else self._buffer
+        self._stage = Stage.ANSWER
         return True
 
     def _header(self, text: str) -> bool | None:
@@ -209,7 +211,7 @@ class ReasoningSplitter:
         receiver = re.search(r"to=(?!(?:assistant|user)\b)([^\s<]+)", header)
         channels = re.findall(r"<\|channel\|>(\w+)", header)
         self._buffer, self._implied = rest, None
-        self._state = _State.INSIDE if receiver is None and channels[-1:] == ["analysis"] else _State.ANSWER
+        self._stage = Stage.INSIDE if receiver is None and channels[-1:] == ["analysis"] else Stage.ANSWER
         if receiver is not None and receiver[1].startswith("functions."):
             self._buffer = f"{_CHANNEL}commentary to={receiver[1]} <|constrain|>json{_MESSAGE}{rest}"
         return True

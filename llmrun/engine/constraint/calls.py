@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.constraint.matcher import Matcher, check_rules, compile_lark, tokens_of
 from llmrun.engine.constraint.reasoning import unconstrained_mask
-from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker
+from llmrun.engine.prompt.thinking import ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
 from llmrun.errors import UsageError
 from llmrun.grammar.json_lark import Rules, rules_of
@@ -22,6 +22,7 @@ from llmrun.grammar.regex import FORMATS
 from llmrun.protocol.call_parameters import alternatives, narrowed_to, parameters_of, resolved, types_of
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Tool
+from llmrun.protocol.reasoning import Stage
 from llmrun.protocol.toolcalls import CDATA, KEY, CallElement, CallField, CallSyntax, ParameterForm, Parameters
 
 if TYPE_CHECKING:
@@ -356,12 +357,12 @@ class ToolCallConstraint:
             return state
         reasoning = state.reasoning
         piece = self._tokens.tokens[token].decode("utf-8", "replace")
-        if reasoning is not None and reasoning.stage is not ReasoningStage.ANSWER:
-            was_inside = reasoning.stage is ReasoningStage.INSIDE
+        if reasoning is not None and reasoning.stage is not Stage.ANSWER:
+            was_inside = reasoning.stage is Stage.INSIDE
             reasoning = reasoning.after(self._vocabulary.control_piece(token).decode("utf-8", "replace"))
-            if was_inside and reasoning.stage is ReasoningStage.INSIDE and not self._syntax.at_start:
+            if was_inside and reasoning.stage is Stage.INSIDE and not self._syntax.at_start:
                 return self._in_reasoning(state.text or "", piece, reasoning)
-            if was_inside or reasoning.stage is ReasoningStage.INSIDE:
+            if was_inside or reasoning.stage is Stage.INSIDE:
                 return _State(reasoning)
         if state.text is None:
             return _State(reasoning, None)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from llmrun.engine.constraint.matcher import Mask, Matcher, Tokens
-from llmrun.engine.prompt.thinking import ReasoningStage, ReasoningTracker, Tags
+from llmrun.engine.prompt.thinking import ReasoningTracker, Tags
+from llmrun.protocol.reasoning import Stage
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
@@ -42,16 +43,16 @@ class AfterReasoning:
         opening = vocabulary.tokenize(tags[0], special=True) if may_think else []
         self._opening = opening if len(opening) == 1 else []
         tracker = ReasoningTracker.begin(tags, inside=inside)
-        self._states = [_State(tracker if inside or self._opening else tracker._replace(stage=ReasoningStage.ANSWER))]
+        self._states = [_State(tracker if inside or self._opening else tracker._replace(stage=Stage.ANSWER))]
 
     def mask(self) -> int:
         state = self._states[-1]
         stage = state.reasoning.stage
-        if stage is ReasoningStage.INSIDE:
+        if stage is Stage.INSIDE:
             return self._unconstrained.mask(state.reasoning.tail).address
-        if stage is ReasoningStage.BEFORE:
+        if stage is Stage.BEFORE:
             return self._grammar.mask(self._opening)
-        may_be_blank = stage is ReasoningStage.AFTER and state.n_blanks < _MAX_BLANKS
+        may_be_blank = stage is Stage.AFTER and state.n_blanks < _MAX_BLANKS
         return self._grammar.mask(self._unconstrained.blanks if may_be_blank else ())
 
     def accept(self, token: int) -> None:
@@ -60,12 +61,12 @@ class AfterReasoning:
     def _after(self, state: _State, token: int) -> _State:
         reasoning = state.reasoning
         stage = reasoning.stage
-        if stage is ReasoningStage.INSIDE or (stage is ReasoningStage.BEFORE and token in self._opening):
+        if stage is Stage.INSIDE or (stage is Stage.BEFORE and token in self._opening):
             return _State(reasoning.after(self._vocabulary.control_piece(token).decode("utf-8", "replace")))
-        if stage is ReasoningStage.AFTER and token in self._unconstrained.blanks:
+        if stage is Stage.AFTER and token in self._unconstrained.blanks:
             return state._replace(n_blanks=state.n_blanks + 1)
         self._grammar.accept(token)
-        return _State(reasoning._replace(stage=ReasoningStage.ANSWER), is_constrained=True)
+        return _State(reasoning._replace(stage=Stage.ANSWER), is_constrained=True)
 
     def forced(self) -> list[int]:
         return self._grammar.forced() if self._is_answer() else []
@@ -77,7 +78,7 @@ class AfterReasoning:
         return self._grammar.closing(limit) if self._is_answer() else None
 
     def _is_answer(self) -> bool:
-        return self._states[-1].reasoning.stage is ReasoningStage.ANSWER
+        return self._states[-1].reasoning.stage is Stage.ANSWER
 
     def rewind(self, n_tokens: int) -> None:
         n_left = len(self._states) - n_tokens

@@ -5,7 +5,6 @@ Pure; must not know tokens, models or Jinja.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Collection
 from os.path import commonprefix
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from llmrun.engine.prompt.tools import Render
 from llmrun.protocol.messages import Message
-from llmrun.protocol.reasoning import ReasoningSyntax
+from llmrun.protocol.reasoning import ReasoningSyntax, Stage
 
 Tags = tuple[str, str]
 
@@ -228,40 +227,33 @@ class AnswerBeginning(NamedTuple):
         return cls((*parts, BeginningPart(closing, True), answer), text, False)
 
 
-class ReasoningStage(enum.Enum):
-    BEFORE = enum.auto()  # neither reasoning nor answer has begun
-    INSIDE = enum.auto()
-    AFTER = enum.auto()  # only blanks since the end of the reasoning
-    ANSWER = enum.auto()
-
-
 class ReasoningTracker(NamedTuple):
     """The stage of an answer, by its text. Tags only count at its beginning, so that an answer can mention them."""
 
     tags: Tags
-    stage: ReasoningStage
+    stage: Stage
     tail: str = ""  # the end of the text, where a tag may have begun
 
     @classmethod
     def begin(cls, tags: Tags, *, inside: bool) -> ReasoningTracker:
-        return cls(tags, ReasoningStage.INSIDE if inside else ReasoningStage.BEFORE)
+        return cls(tags, Stage.INSIDE if inside else Stage.BEFORE)
 
     def after(self, text: str) -> ReasoningTracker:
         """Return the tracker advanced by a text."""
-        if self.stage is ReasoningStage.ANSWER:
+        if self.stage is Stage.ANSWER:
             return self
         tail = self.tail + text
-        if self.stage is ReasoningStage.INSIDE:
+        if self.stage is Stage.INSIDE:
             _, found, rest = tail.partition(self.tags[1])
             if found:
-                return ReasoningTracker(self.tags, ReasoningStage.AFTER).after(rest)
+                return ReasoningTracker(self.tags, Stage.AFTER).after(rest)
             return self._replace(tail=tail[1 - len(self.tags[1]) :])
         start = tail.lstrip()
         if self.tags[0] and start.startswith(self.tags[0]):
-            return ReasoningTracker(self.tags, ReasoningStage.INSIDE).after(start[len(self.tags[0]) :])
+            return ReasoningTracker(self.tags, Stage.INSIDE).after(start[len(self.tags[0]) :])
         if self.tags[0].startswith(start):
             return self._replace(tail=tail)
-        return ReasoningTracker(self.tags, ReasoningStage.ANSWER)
+        return ReasoningTracker(self.tags, Stage.ANSWER)
 
 
 class ThinkingBudget:
@@ -284,13 +276,13 @@ class ThinkingBudget:
     def is_used_up(self) -> bool:
         """The reasoning has to be closed now."""
         tracker, used = self._states[-1]
-        return tracker.stage is ReasoningStage.INSIDE and used >= self._max_tokens
+        return tracker.stage is Stage.INSIDE and used >= self._max_tokens
 
     def push(self, text: str) -> None:
         """Add the text of the answer's next token."""
         before, used = self._states[-1]
         after = before.after(text)
-        self._states.append((after, used + (before.stage is after.stage is ReasoningStage.INSIDE)))
+        self._states.append((after, used + (before.stage is after.stage is Stage.INSIDE)))
 
     def rewind(self, n_tokens: int) -> None:
         """Cut the answer to its first n_tokens."""

@@ -11,7 +11,6 @@ from support.fake_context import favouring, scripted, tokens_of
 from llmrun.engine.prompt.template import ChatTemplate
 from llmrun.engine.prompt.thinking import (
     HARMONY,
-    ReasoningStage,
     ReasoningTracker,
     ThinkingBudget,
     constrained_tags,
@@ -20,7 +19,7 @@ from llmrun.engine.prompt.thinking import (
     opens,
     possible_reasoning,
 )
-from llmrun.protocol.reasoning import ReasoningSyntax
+from llmrun.protocol.reasoning import ReasoningSyntax, Stage
 
 TAGS = ("<think>", "</think>")
 THINK = ReasoningSyntax(*TAGS)
@@ -160,18 +159,18 @@ def test_what_is_taken_back_was_neither_thought_nor_said() -> None:
 @pytest.mark.parametrize(
     ("text", "stage"),
     [
-        ("", ReasoningStage.BEFORE),
-        (" \n<th", ReasoningStage.BEFORE),
-        ("<th e", ReasoningStage.ANSWER),
-        ("\n<think>x</thi", ReasoningStage.INSIDE),
-        ("<think></think>\n", ReasoningStage.AFTER),
-        ("<think></think>\n<think>", ReasoningStage.INSIDE),
-        ("<think></think>\nyes <think>", ReasoningStage.ANSWER),
-        ("say <think>", ReasoningStage.ANSWER),
+        ("", Stage.BEFORE),
+        (" \n<th", Stage.BEFORE),
+        ("<th e", Stage.ANSWER),
+        ("\n<think>x</thi", Stage.INSIDE),
+        ("<think></think>\n", Stage.AFTER),
+        ("<think></think>\n<think>", Stage.INSIDE),
+        ("<think></think>\nyes <think>", Stage.ANSWER),
+        ("say <think>", Stage.ANSWER),
     ],
 )
 @pytest.mark.parametrize("cut", [1, 2, 3, 100])
-def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: ReasoningStage, cut: int) -> None:
+def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Stage, cut: int) -> None:
     thoughts = ReasoningTracker.begin(TAGS, inside=False)
     for start in range(0, len(text), cut):
         thoughts = thoughts.after(text[start : start + cut])
@@ -180,6 +179,6 @@ def test_where_an_answer_is_does_not_depend_on_its_tokens(text: str, stage: Reas
 
 def test_without_an_opening_tag_only_the_prompt_begins_the_reasoning() -> None:
     inside = ReasoningTracker.begin(("", "[END]"), inside=True)
-    assert inside.after("x[END] ").stage is ReasoningStage.AFTER
-    assert inside.after("x[END] y").stage is ReasoningStage.ANSWER
-    assert ReasoningTracker.begin(("", "[END]"), inside=False).after("y").stage is ReasoningStage.ANSWER
+    assert inside.after("x[END] ").stage is Stage.AFTER
+    assert inside.after("x[END] y").stage is Stage.ANSWER
+    assert ReasoningTracker.begin(("", "[END]"), inside=False).after("y").stage is Stage.ANSWER
