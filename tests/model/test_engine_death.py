@@ -22,6 +22,9 @@ from support.installed import (
     only_error_line,
 )
 
+from llmrun.planning.hardware import is_built_for_gpus
+from llmrun.protocol.llama_folder import backend_folders
+
 Phase = Callable[[Installed], Running]
 CAUSES = [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV]
 STORY = ("run", "smollm2", "--json", "--temp", "0", *WITHOUT_END, "Write the numbers from 1 to 1000, one a line.")
@@ -42,6 +45,8 @@ def in_decode(llmrun: Installed) -> Running:
 
 def held_in_load(llmrun: Installed) -> Running:
     """The engine stopped right after its start, the front waiting for it to load."""
+    if any(map(is_built_for_gpus, backend_folders())):
+        llmrun.run("plan", "smollm2")  # keeps that there is no GPU; the engine would be asked before it loads
     running = llmrun.start("run", "smollm2", "hi")
     running.engine.suspend()
     front = psutil.Process(running.process.pid)
