@@ -554,7 +554,7 @@ class _RangeReader:
         with self._link.answer(client, self._headers()) as response:
             self._response = response
             raise_for_status(response, source, self._policy)
-            total = total_bytes(response, source, self._start, self.end)
+            total = total_bytes(response, self._start, self.end)
             is_range = response.status_code == 206
             end = self.end if is_range else None
             left = None if end is None else end - self._start

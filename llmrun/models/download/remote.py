@@ -111,7 +111,7 @@ class _RemoteFile:
     def _ask_size(self) -> int | None:
         with self._link.answer(self._client, {"Accept-Encoding": "identity", "Range": "bytes=0-0"}) as response:
             raise_for_status(response, self._source, self._policy)
-            return total_bytes(response, self._source, 0, 1)
+            return total_bytes(response, 0, 1)
 
     def _read_until(self, until: int) -> int:
         """Read the first `until` bytes, or all there are; return the file's size."""
@@ -133,7 +133,7 @@ class _RemoteFile:
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{until - 1}"}
         with self._link.answer(self._client, headers) as response:
             raise_for_status(response, self._source, self._policy)
-            size = self._checked_size(total_bytes(response, self._source, start, until))
+            size = self._checked_size(total_bytes(response, start, until))
             end = min(until, size)
             # Without range support the whole file comes; reading stops at `end`.
             self._read(response, end, skip=start if response.status_code == 200 else 0)

@@ -236,7 +236,7 @@ def _refuse_other_content(response: httpx2.Response, source: TransferSource) -> 
         raise NetworkError(f"the server compressed {source.label} against the request", why=f"it sent {encoding[:40]}")
 
 
-def total_bytes(response: httpx2.Response, source: TransferSource, start: int, end: int | None) -> int | None:
+def total_bytes(response: httpx2.Response, start: int, end: int | None) -> int | None:
     """Return the file's size from a response with status 200 or 206, None when not stated.
 
     Args:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx2
 import pytest
 from support.gguf_writer import TENSORS, Typed, tiny_model, write
 from support.stand_in_hub import StandInHub, stand_in_hub
@@ -17,7 +18,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.download import remote
 from llmrun.models.download.remote import read_remote_header
-from llmrun.models.download.transfer import RetryPolicy
+from llmrun.models.download.transfer import RetryableError, RetryPolicy, total_bytes
 
 QUICK = RetryPolicy(connect_seconds=30, stall_seconds=30, backoff_seconds=0.01)
 IMPATIENT = replace(QUICK, stall_seconds=0.4)  # for faults without an end
@@ -142,3 +143,17 @@ def test_a_file_that_changes_between_two_requests(hub: StandInHub, monkeypatch: 
     monkeypatch.setattr(remote, "parse_header", then_change)
     with pytest.raises(NetworkError, match="changed while it was read"):
         read(hub)
+
+
+def ranged(content_range: str, **headers: str) -> httpx2.Response:
+    return httpx2.Response(206, headers={"content-range": content_range, **headers})
+
+
+def test_another_range_of_the_same_length_is_refused() -> None:
+    assert total_bytes(ranged("bytes 10-19/100"), 10, 20) == 100
+    assert total_bytes(ranged("bytes 10-19/*"), 10, None) is None
+    for other in ("bytes 9-18/100", "bytes 11-20/100", "bytes 0-9/100", "bytes 10-20/100"):
+        with pytest.raises(RetryableError):
+            total_bytes(ranged(other), 10, 20)
+    with pytest.raises(RetryableError):
+        total_bytes(ranged("bytes 10-19/100", **{"content-length": "9"}), 10, 20)
