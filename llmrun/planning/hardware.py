@@ -463,7 +463,7 @@ def _gpu_clues(folders: Sequence[Path]) -> str:
         Text; "" where the system is not Linux, and an engine has to look each time.
     """
     boot = read_text(Path("/proc/sys/kernel/random/boot_id"))
-    if not boot:
+    if sys.platform != "linux" or not boot:
         return ""
     variables = {name: value for name, value in os.environ.items() if _DRIVER_VARIABLES.match(name)}
     times = {}

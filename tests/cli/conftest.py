@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 from support.hf_writer import files_of, write
 
+from llmrun.cli import sampling
 from llmrun.convert.job import convert_folder
 from llmrun.runner import client
+
+
+@pytest.fixture(autouse=True)
+def no_presets() -> None:
+    """A process reads the settings for one command; here the presets of one test would be those of the next."""
+    sampling.PRESET_ORIGINS.clear()
 
 
 @pytest.fixture(scope="session")

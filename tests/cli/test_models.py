@@ -158,7 +158,7 @@ def test_the_catalogue_tells_what_fits_here(
     for name, value in machine.environment.items():
         monkeypatch.setenv(name, value)
     free = probe()
-    monkeypatch.setattr("llmrun.planning.hardware.this_machine", lambda: replace(free, memory_total=3_000_000_000))
+    monkeypatch.setattr("llmrun.cli.models.this_machine", lambda: replace(free, memory_total=3_000_000_000))
     assert call(["list", "--all", "--json"]) == 0
     fits = {entry["alias"]: entry["fits"] for entry in json.loads(capsys.readouterr().out)}
     assert (fits["smollm2"], fits["qwen3-8b"]) == (True, False)

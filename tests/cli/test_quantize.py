@@ -338,7 +338,7 @@ def test_a_size_goes_to_the_mix(engine: Engine, monkeypatch: pytest.MonkeyPatch,
 
     def choose(source: Path, n_bytes: int, **more: Any) -> Any:
         asked.append((source.name, n_bytes, more["imatrix"]))
-        more["on_update"](SimpleNamespace(share=0.5))
+        more["on_progress"](0.5)
         rows = (SimpleNamespace(kind="ffn_up.weight", types={"Q4_0": 2, "Q8_0": 1}, n_bytes=3 << 20),)
         return SimpleNamespace(base="Q4_0", overrides=(("^a$", "Q8_0"),), n_bytes=1234, divergence=0.01, table=rows)
 

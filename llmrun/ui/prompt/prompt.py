@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
@@ -19,7 +19,6 @@ from prompt_toolkit.completion import Completion as Inserted
 from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
-from prompt_toolkit.input import Input, create_input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
@@ -35,9 +34,8 @@ from llmrun.ui.terminal.cells import fitting, width
 from llmrun.ui.terminal.keyboard import Suspendable
 from llmrun.ui.terminal.output import Output
 
-if sys.platform != "win32":
-    from prompt_toolkit.input.posix_utils import PosixStdinReader
-    from prompt_toolkit.input.vt100 import Vt100Input
+if TYPE_CHECKING:
+    from prompt_toolkit.input import Input
 
 FOLDED_LINES = 20
 """A paste of more lines is shown as one row."""
@@ -328,23 +326,23 @@ class PasteMarker:
         return data if was_in_paste or begin >= 0 else _PASTE.sub(rf"{_BEGIN}\g<0>{_END}", data)
 
 
-if sys.platform != "win32":
-
-    class _MarkingReader(PosixStdinReader):
-        """A reader that marks pastes."""
-
-        def __init__(self, descriptor: int, encoding: str) -> None:
-            super().__init__(descriptor, encoding=encoding)
-            self._pastes = PasteMarker()
-
-        def read(self, count: int = _READ_BYTES) -> str:
-            return self._pastes.mark(super().read(count))
-
-
 def open_keyboard(stdin: TextIO) -> Input:
     """Return the keys of a terminal for prompt_toolkit."""
-    if sys.platform == "win32":
-        return create_input(stdin)
-    keys = Vt100Input(stdin)
-    keys.stdin_reader = _MarkingReader(stdin.fileno(), encoding=stdin.encoding)
-    return keys
+    if sys.platform != "win32":
+        from prompt_toolkit.input.posix_utils import PosixStdinReader
+        from prompt_toolkit.input.vt100 import Vt100Input
+
+        class Reader(PosixStdinReader):
+            """A reader that marks pastes."""
+
+            pastes = PasteMarker()
+
+            def read(self, count: int = _READ_BYTES) -> str:
+                return self.pastes.mark(super().read(count))
+
+        keys = Vt100Input(stdin)
+        keys.stdin_reader = Reader(stdin.fileno(), encoding=stdin.encoding)
+        return keys
+    from prompt_toolkit.input import create_input
+
+    return create_input(stdin)

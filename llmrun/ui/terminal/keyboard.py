@@ -11,9 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
 
-if sys.platform != "win32":
-    import termios
-
 _INPUT_MODES, _LOCAL_MODES = 0, 3  # indices into the result of tcgetattr()
 
 
@@ -21,6 +18,8 @@ def terminal_mode(stdin: TextIO) -> list[Any] | None:
     """Return the mode of the terminal at stdin, None without a terminal."""
     if sys.platform == "win32":
         return None
+    import termios
+
     try:
         return termios.tcgetattr(stdin.fileno())
     except (OSError, ValueError, termios.error):  # a stream without a file, or no terminal
@@ -31,6 +30,8 @@ def restore_terminal_mode(stdin: TextIO, mode: list[Any]) -> None:
     """Set the mode of the terminal, unless the terminal is gone, or another program is in the foreground."""
     if sys.platform == "win32":
         return
+    import termios
+
     try:
         descriptor = stdin.fileno()
         if termios.tcgetattr(descriptor) != mode and not _is_in_background(descriptor):
@@ -59,6 +60,8 @@ def keyboard(stdin: TextIO, *, echoes: bool) -> Iterator[None]:
     if sys.platform == "win32" or mode is None:
         yield
         return
+    import termios
+
     new_mode = [*mode]
     if echoes:
         new_mode[_INPUT_MODES] |= termios.ICRNL
