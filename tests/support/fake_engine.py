@@ -19,6 +19,7 @@ from typing import Any, TypeGuard
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
+from llmrun.protocol.jobs.machine import Build
 from llmrun.protocol.jobs.text import TextsEmbedded, TextTokens
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.messages import (
@@ -330,6 +331,7 @@ def embedded(texts: list[str]) -> TextsEmbedded:
 
 
 ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "build": lambda _: Build({}, (), offload=False),  # asked for GPUs where llmrun's own wheel is installed
     "status": lambda _: EngineStatus(cells=100, cells_used=25, prefix_queries=8, prefix_hits=6),
     "save_state": lambda _: StateSaved(3, 100),
     "tokenize_loaded": lambda asked: TextTokens(tuple(asked["text"].encode()), (), 256),
