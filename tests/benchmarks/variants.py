@@ -2,7 +2,7 @@
 
     python tests/benchmarks/variants.py WHEEL [--source LLMRUN] [--llama-bench PATH ...] [--types Q4_0,Q8_0] [--runs 3]
 
-WHEEL is the command of an environment with a wheel of a release. Each variant that this processor can run is forced by
+WHEEL is the command of an environment with a wheel of a release. Each variant worth a comparison here is forced by
 LLMRUN_CPU, takes turns with the other sides on a file of random weights for each type, and answers a prompt greedily:
 variants of one family should give the same text. Prints the best of all turns, for a busy machine only slows down.
 """
@@ -29,9 +29,9 @@ PROMPT, ANSWER = 128, 24  # tokens
 
 
 def variants(wheel: str) -> list[str]:
-    """Return the variants that the wheel has and that this processor can run, the one that ggml chooses first."""
+    """Return the variants that are worth a comparison on this processor, the one that ggml chooses first."""
     python = str(Path(wheel).with_name("python"))
-    code = "from llmrun.engine.llama.library import runnable_variants, start; start(); print(*runnable_variants())"
+    code = "from llmrun.engine.llama.library import distinct_variants, start; start(); print(*distinct_variants())"
     done = subprocess.run([python, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd="/")
     return done.stdout.split()
 
