@@ -9,7 +9,6 @@ shortest first, so that a short prompt does not wait for a long one. When half i
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from collections.abc import Sequence as List
 from operator import itemgetter
 
 from llmrun.engine.core.metrics import PrefillRate
@@ -39,7 +38,7 @@ _DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, an
 
 
 def next_admission(
-    waiting: List[Sequence], active: List[Sequence], slots: Slots, context: Context, n_candidates: int
+    waiting: list[Sequence], active: list[Sequence], slots: Slots, context: Context, n_candidates: int
 ) -> tuple[Sequence | None, bool]:
     """Return the next sequence to admit, and whether admission pauses until a sequence finishes."""
     ready: list[tuple[int, Sequence]] = []
@@ -67,7 +66,7 @@ def next_admission(
     return chosen, False
 
 
-def _is_prefix_pending(sequence: Sequence, active: List[Sequence], slots: Slots, cached: int) -> bool:
+def _is_prefix_pending(sequence: Sequence, active: list[Sequence], slots: Slots, cached: int) -> bool:
     """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
     remaining = len(sequence.tokens) - cached - 1
     minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
@@ -128,7 +127,7 @@ class ExclusiveScheduler:
 # ---- a batch -----------------------------------------------------------------------------------------------
 
 
-def mixed_tokens(rate: PrefillRate, waiting: List[int], worthwhile: int = 0, *, on_device: bool = False) -> int:
+def mixed_tokens(rate: PrefillRate, waiting: list[int], worthwhile: int = 0, *, on_device: bool = False) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
     Little prefill is done in one long step, which costs less; a long prompt in many short ones. Short prompts are done
@@ -148,7 +147,7 @@ def mixed_tokens(rate: PrefillRate, waiting: List[int], worthwhile: int = 0, *, 
     return max(short, worthwhile) if worthwhile <= long else short
 
 
-def budget(waiting: List[int], n_batch: int, n_mixed: int) -> int:
+def budget(waiting: list[int], n_batch: int, n_mixed: int) -> int:
     """Return the maximum size of the next batch.
 
     Args:
@@ -158,7 +157,7 @@ def budget(waiting: List[int], n_batch: int, n_mixed: int) -> int:
     return min(n_batch, max(n_mixed, decoding + PrefillRate.MIN_TOKENS)) if decoding else n_batch
 
 
-def schedule(waiting: List[int], n_batch: int, n_mixed: int, turn: int = 0) -> list[int]:
+def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0) -> list[int]:
     """Share a batch out; arguments as in budget().
 
     Returns:
@@ -188,7 +187,7 @@ def schedule(waiting: List[int], n_batch: int, n_mixed: int, turn: int = 0) -> l
     return shares
 
 
-def level(shares: List[int], waiting: List[int]) -> list[int]:
+def level(shares: list[int], waiting: list[int]) -> list[int]:
     """Reduce the passes over the weights of a batch, for a KV cache with a stream per sequence.
 
     llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of

@@ -1,4 +1,4 @@
-"""The texts of control tokens, and how those of a conversation are kept apart from those that a chat template writes.
+"""The texts of control tokens: a conversation's stay text, a chat template's become tokens.
 
 Text of users and models never becomes control tokens. Pure; must not know tokens.
 """

@@ -25,7 +25,7 @@ def show_installed(output: Output, models: Sequence[InstalledModel], ages: Mappi
     """Print the models on this disk.
 
     Args:
-        ages: seconds since llmrun last used a model, by its path; without those that it has not used.
+        ages: seconds since llmrun last used a model, by its path; a model that was never used has none.
     """
     columns = (
         Column("NAME", style="bold"),
