@@ -157,6 +157,39 @@ def read_number(path: Path) -> float | None:
         return None
 
 
+def usable_cpus() -> list[int]:
+    """Return the numbers of the hardware threads that this process may use."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def busy_seconds() -> float | None:
+    """Return the seconds that this process's cores have computed since some time, for all programs together.
+
+    Programs of a lower priority don't count: they make way. None where the system does not tell.
+    """
+    if sys.platform != "linux":
+        return _busy_elsewhere()
+    cores = {f"cpu{number}" for number in usable_cpus()}
+    seconds = 0
+    for line in read_text(Path("/proc/stat")).splitlines():
+        name, *fields = line.split()
+        if name == "intr":
+            break  # after the processors, and long
+        if name in cores:
+            user, _, system, _, _, *interrupts = map(int, fields[:8])
+            seconds += user + system + sum(interrupts)
+    return seconds / os.sysconf("SC_CLK_TCK") if seconds else None
+
+
+def _busy_elsewhere() -> float | None:
+    import psutil  # type: ignore[import-untyped,unused-ignore]
+
+    times = psutil.cpu_times()
+    return float(times.user + times.system)
+
+
 def user_path(name: str) -> Path:
     """Return the path of a name as a user types it: a leading ~ is the home, but not that of ./~."""
     return Path(os.path.expanduser(name))  # noqa: PTH111 - a Path loses the ./ before the ~

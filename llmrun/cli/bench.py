@@ -210,7 +210,7 @@ def _prepared(
         draft: name of the model that drafts.
         expected: purpose; see prepare().
     """
-    preferences = with_preset(name, preferences)
+    preferences = replace(with_preset(name, preferences), adapts_threads=False)  # their number is part of the result
     spec, path = find_model(output, name, yes=yes)
     drafts = find_draft(output, draft, yes=yes)
     with using(path), using(drafts.path) if drafts is not None else nullcontext():
@@ -539,7 +539,7 @@ def _usual(name: str, spec: ModelSpec, path: Path, lists: BenchArguments) -> Loa
     None if it does not fit.
     """
 
-    preferences = with_preset(name, LoadPreferences(workers=lists.workers))
+    preferences = with_preset(name, LoadPreferences(workers=lists.workers, adapts_threads=False))
     try:
         model = prepare(spec, path, preferences, expected=A_CHAT, adapters=lists.adapters)
     except OutOfMemoryError:

@@ -157,11 +157,12 @@ def run(
         _chat(model, stats, answer, docs, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
-    loading = replace(loading, preferences=replace(loading.preferences, parallel=answers, as_alone=True))
+    adapts = record is None  # fewer threads round otherwise
+    preferences = replace(loading.preferences, parallel=answers, as_alone=True, adapts_threads=adapts)
     with open_chat_model(
         output,
         model,
-        loading,
+        replace(loading, preferences=preferences),
         answer.request,
         flags,
         modalities=answer.modalities,

@@ -15,6 +15,7 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.states import KVStore, StateKey
 from llmrun.engine.core.steps import ATTENTION_CELLS, measure_attention
+from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.base import DecodeError
 from llmrun.engine.llama.context import LlamaContext
@@ -27,6 +28,7 @@ from llmrun.protocol.adapters import by_default
 from llmrun.protocol.loading import DeviceBuffer, Load
 from llmrun.protocol.questions import SaveState, StateSaved
 from llmrun.protocol.speculation import AttentionTime, VariantTime
+from llmrun.system import usable_cpus
 
 if TYPE_CHECKING:
     from llmrun.engine.core.slots import HostPrefix
@@ -83,6 +85,7 @@ class LoadedModel:
             states=states,
             draft_model=draft_model,
             adapts=bool(load.adapters),
+            threads=_thread_chooser(load),
             throughput=load.throughput,
             checkpoint_bytes=load.checkpoint_bytes,
             prefixes=before.prefixes if before is not None else None,
@@ -180,6 +183,11 @@ class LoadedModel:
         with suppress(OSError, MemoryError):
             tokens, n_bytes = self.engine.save(save.answer, prompt_only=save.prompt_only)
         return StateSaved(tokens, n_bytes)
+
+
+def _thread_chooser(load: Load) -> ThreadChooser | None:
+    """Return what chooses the threads of decode steps; None if the load has their number."""
+    return ThreadChooser(load.threads, len(usable_cpus()), MachineLoad()) if load.adapts_threads else None
 
 
 def _states(load: Load, weights: LlamaModel) -> KVStore | None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union
 from llmrun import _native
 from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
-from llmrun.engine.llama.base import Aborted, RunLimit
+from llmrun.engine.llama.base import MAX_RUN, Aborted, RunLimit
 from llmrun.engine.slices import SlicedJob, Slices, TimeShare
 from llmrun.errors import CancelledError, LlmrunError, UsageError
 from llmrun.protocol.frames import FrameError
@@ -70,7 +70,6 @@ _Role = Literal["model", "draft"]  # of loaded weights
 _SLICED = frozenset({"embed", "prompt_scores"})
 """Jobs of a loaded model that share the thread that owns llama.cpp with running answers."""
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
-_MAX_RUN = 64  # tokens of all sequences that are decoded without a look at the queue
 _GATHER_SECONDS = 0.02  # the most that an idle engine waits for further requests in preparation
 _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
@@ -307,7 +306,7 @@ class EngineProcess:
                     self._gather()
                 began = time.perf_counter()
                 seconds = self._outbox.due - began
-                limit = RunLimit(1 if self._sliced else _MAX_RUN, seconds, self._queued)
+                limit = RunLimit(1 if self._sliced else MAX_RUN, seconds, self._queued)
                 self._outbox.add(engine.step(limit, self._outbox.add))
                 self._share.seconds = time.perf_counter() - began
             if self._sliced:

@@ -141,6 +141,7 @@ class Preparer:
             salt=self.prompts.salt(request.salt, adapters),
             adapters=adapters,
             moves=request.moves,
+            is_repeatable=request.sampling.is_repeatable,
             media=prompt.media,
             drafting=self._drafting(request, tokens) if prompt.media is None else None,
             guard=RepeatGuard() if request.stops_repeats else None,

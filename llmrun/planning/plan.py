@@ -153,6 +153,7 @@ def make_plan(
         n_batch=n_batch,
         n_ubatch=fit.preferences.n_ubatch,
         threads=threads,
+        adapts_threads=preferences.adapts_threads and preferences.threads is None and threads > 1 and not on_device,
         gpu_layers=split.gpu_layers,
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,

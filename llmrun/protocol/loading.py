@@ -20,6 +20,7 @@ class LoadSettings(EngineSettings):
     # Drafted tokens of a sequence in a step that a recurrent state can take back; each takes a copy of the state.
     n_rollback: int = 0
     draft_heads: bool = False  # load the layers that predict further tokens (NextN), and draft with them
+    adapts_threads: bool = False  # decode with fewer threads while other programs need the cores
     cpu_variant: str = ""  # of the processor's backend, e.g. "haswell"; "" for the one that ggml chooses
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs
     layer_counts: tuple[int, ...] = ()  # layers of each device, the workers' first; () leaves them to llama.cpp

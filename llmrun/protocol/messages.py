@@ -379,6 +379,8 @@ class Stats:
         media_tokens: prompt tokens of images and audio.
         media_seconds: part of prefill_seconds spent encoding images and audio; cached ones take none.
         loops_closed: how often the reasoning repeated itself and was closed.
+        threads: threads of the last decode steps, and those of a quiet machine; fewer decode while other programs need
+            the cores. Zeros where their number does not change.
         over_network: a remote server answered; times were measured on this side and include the network.
         queue_seconds: part of ttft_seconds before the request got a slot of the KV cache, without its preparation: for
             the model's load, for the preparation of other requests, for the slot.
@@ -409,6 +411,7 @@ class Stats:
     media_tokens: int = 0
     media_seconds: float = 0.0
     loops_closed: int = 0
+    threads: tuple[int, int] = (0, 0)
     over_network: bool = False
     queue_seconds: float = 0.0
     template_seconds: float = 0.0

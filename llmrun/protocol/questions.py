@@ -77,7 +77,7 @@ class MeasureSteps(NamedTuple):
 
 
 class EngineStatus(NamedTuple):
-    """The load of an engine; the last four count tokens since its start."""
+    """The load of an engine; the last four counts are of tokens since its start."""
 
     running: int = 0  # answers in the batch
     waiting: int = 0  # answers not admitted yet
@@ -89,6 +89,7 @@ class EngineStatus(NamedTuple):
     prefix_hits: int = 0  # of these, found in the KV cache
     prefilled: int = 0
     decoded: int = 0
+    threads: tuple[int, int] = (0, 0)  # as in Stats
 
 
 COUNT_TOKENS = JobKind("count_tokens", AnswerRequest, Empty, TokenCount, needs_model=True)

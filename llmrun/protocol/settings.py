@@ -56,7 +56,7 @@ class EngineSettings:
 
     threads: int = setting(
         1, "threads", option="--threads", short="-t", help="Threads that compute.",
-        unset="one per physical core", heading="THREADS",
+        unset="one per physical core, fewer while others need them", heading="THREADS",
         column="n_threads", bounds=(1, MAX_THREADS),
     )  # of decode  # fmt: skip
     threads_batch: int = setting(0, "batch threads", column="n_threads_batch")  # of prefill; 0: as many as for decode

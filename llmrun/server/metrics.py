@@ -191,6 +191,8 @@ class ServerMetrics:
         yield from _family("prefix_cache_queries_total", "counter", queries)
         hits = {name: each.prefix_hits for name, each in statuses.items()}
         yield from _family("prefix_cache_hits_total", "counter", hits)
+        threads = {name: each.threads[0] for name, each in statuses.items()}
+        yield from _family("decode_threads", "gauge", threads, prefix="llmrun")
         yield "# TYPE vllm:request_success_total counter"
         for name, model in models.items():
             for reason, count in sorted(model.finished.items()):
@@ -200,10 +202,10 @@ class ServerMetrics:
         yield from _histograms("e2e_request_latency_seconds", {name: m.latency for name, m in models.items()})
 
 
-def _family(name: str, kind: str, values: dict[str, float] | dict[str, int]) -> Iterator[str]:
-    yield f"# TYPE vllm:{name} {kind}"
+def _family(name: str, kind: str, values: dict[str, float] | dict[str, int], prefix: str = "vllm") -> Iterator[str]:
+    yield f"# TYPE {prefix}:{name} {kind}"
     for model, value in values.items():
-        yield f'vllm:{name}{{model_name="{_label(model)}"}} {value}'
+        yield f'{prefix}:{name}{{model_name="{_label(model)}"}} {value}'
 
 
 def _histograms(name: str, histograms: dict[str, Histogram]) -> Iterator[str]:

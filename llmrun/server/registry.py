@@ -71,6 +71,7 @@ class RunningServer(NamedTuple):
     is_ending: bool = False  # waits for running answers at shutdown
     log: str = ""  # file of its log; "" if it writes to its terminal
     checkpoint_bytes: int = 0  # of the loaded models, see engine/core/checkpoints.py
+    threads: tuple[int, int] = (0, 0)  # as in protocol.messages.Stats, of the model that has the fewest
     requests: tuple[ServedRequest, ...] = ()  # the last ones
     drafts: tuple[ServedDrafts, ...] = ()  # of the loaded models
 
@@ -153,7 +154,9 @@ def _read(path: Path) -> RunningServer | None:
         facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
         requests = tuple(ServedRequest(*each) for each in facts.get("requests", ()))
         drafts = tuple(ServedDrafts(*each) for each in facts.get("drafts", ()))
-        return RunningServer(**{**facts, "models": tuple(facts["models"]), "requests": requests, "drafts": drafts})
+        threads = tuple(facts.get("threads", (0, 0)))
+        models = tuple(facts["models"])
+        return RunningServer(**{**facts, "models": models, "threads": threads, "requests": requests, "drafts": drafts})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # incomplete: the server writes it now
     finally:

@@ -12,6 +12,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.slots import HostPrefix
 from llmrun.engine.core.states import KVStore
+from llmrun.engine.core.threads import ThreadChooser
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from support.fake_context import FakeContext, Model, tokens_of
@@ -43,11 +44,14 @@ class Conversation:
         draft_model: DraftModel | None = None,
         adapts: bool = False,
         prefixes: list[HostPrefix] | None = None,
+        threads: ThreadChooser | None = None,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
-        self.engine = Engine(self.context, self.clock, states, draft_model, adapts=adapts, prefixes=prefixes)
+        self.engine = Engine(
+            self.context, self.clock, states, draft_model, threads=threads, adapts=adapts, prefixes=prefixes
+        )
         self.events: list[Event] = []
 
     def ask(

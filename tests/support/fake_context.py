@@ -139,6 +139,7 @@ class FakeContext:
 
     Attributes:
         calls: every batch that was decoded, or tried.
+        most_threads: limits that were set, in order.
         faults: number of a decode call, from 0 -> what it raises, after having written half of its batch.
         before_decode: called at the beginning of each decode call, with its number.
         poison: a token; no batch in which it stands can be decoded.
@@ -175,6 +176,8 @@ class FakeContext:
         self.unified, self.on_device = self.shares and not streams, on_device
         self.adapters: tuple[AdapterScale, ...] = ()
         self.calls: list[list[Entry]] = []
+        self.most_threads: list[int] = []
+        self.split_from: int | None = None
         self.faults: dict[int, Exception] = {}
         self.before_decode: Callable[[int], None] = lambda call: None
         self.poison: int | None = None
@@ -205,6 +208,10 @@ class FakeContext:
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """See base.Context."""
         self.adapters = adapters
+
+    def limit_threads(self, most: int) -> None:
+        """See base.Context."""
+        self.most_threads.append(most)
 
     def decode(self, batch: Sequence[Entry]) -> None:
         """See base.Context."""

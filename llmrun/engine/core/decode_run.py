@@ -36,6 +36,9 @@ class Ending(NamedTuple):
 class DecodeRun:
     """A run of some sequences, by slot; the last token of each is not decoded yet, all others are; Sequence.is_plain.
 
+    Args:
+        observe: gets the steps before the next ones are decoded.
+
     Attributes:
         sampled: tokens of each step; a sequence that has ended has those of later steps too.
         decode_seconds: of each step.
@@ -44,9 +47,16 @@ class DecodeRun:
     """
 
     def __init__(
-        self, context: Context, sequences: list[Sequence], window: int, clock: Callable[[], float], emit: Emit | None
+        self,
+        context: Context,
+        sequences: list[Sequence],
+        window: int,
+        clock: Callable[[], float],
+        emit: Emit | None,
+        observe: Callable[[RunSteps], None],
     ) -> None:
         self._context, self._sequences, self._window, self._clock, self._emit = context, sequences, window, clock, emit
+        self._observe = observe
         self._first = [sequence.tokens[-1] for sequence in sequences]
         self._began = 0.0
         self.sampled: list[tuple[int, ...]] = []
@@ -115,6 +125,7 @@ class DecodeRun:
 
     def _add(self, steps: RunSteps) -> None:
         """Append the tokens of steps to their answers."""
+        self._observe(steps)
         vocabulary, window, ended, events = self._context.vocabulary, self._window, self.ended, self.events
         for tokens, decode_seconds, elapsed in steps:
             self.sampled.append(tokens)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
+from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting, EarlierTexts
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.mtp_model import HeadModel
@@ -31,14 +32,14 @@ from llmrun.engine.core.scheduler import (
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import StepProbe, measure_steps
-from llmrun.engine.llama.base import Aborted, CacheFull, Context, RunLimit
+from llmrun.engine.core.threads import WIDE_BATCH, ThreadChooser
+from llmrun.engine.llama.base import MAX_RUN, Aborted, CacheFull, Context, RunLimit, RunSteps
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.questions import EngineStatus
 from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.draft_model import DraftModel
     from llmrun.engine.core.slots import HostPrefix
     from llmrun.engine.core.states import KVStore
 
@@ -54,6 +55,7 @@ class Engine:
     to the front of the queue and later continues with the same tokens.
 
     Args:
+        threads: chooses those of decode steps; by default, the context's stay.
         throughput: as in loading.Load.
         adapts: requests may choose adapters.
         checkpoint_bytes: limit of all checkpoints; 0 is the default.
@@ -67,6 +69,7 @@ class Engine:
         states: KVStore | None = None,
         draft_model: DraftModel | HeadModel | None = None,
         *,
+        threads: ThreadChooser | None = None,
         throughput: bool = False,
         adapts: bool = False,
         checkpoint_bytes: int = 0,
@@ -75,7 +78,8 @@ class Engine:
         self.can_draft = context.max_draft > 0  # drafts can be verified with this context
         self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
-        self._context, self._draft_model = context, draft_model
+        self._context, self._draft_model, self._threads = context, draft_model, threads
+        self._contexts = [context, *([draft_model.context] if isinstance(draft_model, DraftModel) else ())]
         self._exclusive = ExclusiveScheduler(context) if adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
@@ -92,6 +96,7 @@ class Engine:
         self._earlier = EarlierTexts()
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch, or in the loop
+        self._has_all_threads = True  # in the last batch
         self._is_ahead = False  # the device may still compute the last batch, and ...
         self._progress: list[PrefillProgress] = []  # ... this is the progress after it
         self._prefix_queries = self._prefix_hits = self._prefilled = self._decoded = 0  # tokens, in total
@@ -127,6 +132,7 @@ class Engine:
             prefix_hits=self._prefix_hits,
             prefilled=self._prefilled,
             decoded=self._decoded,
+            threads=self._threads_in_use,
         )
 
     def add(self, sequence: Sequence) -> None:
@@ -173,6 +179,7 @@ class Engine:
             return run
         parts, batch = self._next_batch()
         self._n_batches += 1
+        self._limit_threads(batch)
         began = self._clock()
         was_ahead, self._is_ahead = self._is_ahead, self._context.on_device and not any(part.rows for part in parts)
         try:
@@ -186,7 +193,40 @@ class Engine:
             # If nothing waits for a batch, decoding the next one does.
             n_decoding = sum(part.sequence.n_completion > 0 for part in parts)
             self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
+            if self._threads is not None and not self._has_all_threads and n_decoding == len(parts):
+                self._threads.record(len(batch), 1, seconds)
         return self._advance(parts, seconds)
+
+    # ---- threads -------------------------------------------------------------------------------------------
+
+    def _limit_threads(self, batch: Batch | None = None) -> None:
+        """Leave cores to other programs that need them in the next batch, or in a run of decode steps."""
+        threads = self._threads
+        if threads is None:
+            return
+        threads.update()
+        n_tokens = len(self._active) if batch is None else len(batch) if isinstance(batch, list) else WIDE_BATCH
+        self._has_all_threads = n_tokens >= WIDE_BATCH or (n_tokens == 1 and self._has_to_repeat(self._active[0]))
+        for context in self._contexts:
+            context.limit_threads(threads.most if self._has_all_threads else threads.n_threads)
+
+    @property
+    def _threads_in_use(self) -> tuple[int, int]:
+        """The threads of the last decode steps, and those of a quiet machine; zeros if they never change."""
+        if self._threads is None:
+            return 0, 0
+        return self._threads.most if self._has_all_threads else self._threads.chosen, self._threads.most
+
+    def _has_to_repeat(self, sequence: Sequence) -> bool:
+        """Return whether an answer would not be the same again if its next steps had other threads."""
+        split_from = self._context.split_from
+        return sequence.is_repeatable and split_from is not None and len(sequence.tokens) + MAX_RUN > split_from
+
+    def _time_steps(self, steps: RunSteps) -> None:
+        """Account for the time of decode steps, before the next ones of a run."""
+        if self._threads is not None and not self._has_all_threads:
+            self._threads.record(len(self._active), len(steps), sum(seconds for _, seconds, _ in steps))
+            self._limit_threads()
 
     # ---- admission -----------------------------------------------------------------------------------------
 
@@ -330,7 +370,8 @@ class Engine:
         self._compact()
         running = sorted(self._active, key=_slot)
         self._sole_request = running[0].request if len(running) == 1 else None
-        run = DecodeRun(self._context, running, self._window, self._clock, emit)
+        self._limit_threads()
+        run = DecodeRun(self._context, running, self._window, self._clock, emit, self._time_steps)
         failure = run.decode(limit, self._slots, drafts=self._has_drafts(len(running)))
         if failure is None and not run.sampled:
             return None
@@ -510,7 +551,7 @@ class Engine:
             rest.append(StepsMeasured(sequence.request, sequence.drafting.times()))
         if isinstance(sequence.drafting, Drafting):
             self._earlier.add(sequence.salt, sequence.tokens, sequence.n_reused)
-        finished = Finished(sequence.request, reason, sequence.stats(self._window), detail)
+        finished = Finished(sequence.request, reason, sequence.stats(self._window, self._threads_in_use), detail)
         if sequence.turn is not None and reason == "stop" and not sequence.text.stopped_by:
             sequence.turn.finish(finished, sequence.tokens)
         return [*rest, finished]

@@ -43,6 +43,7 @@ class Sequence:
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
     # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
     moves: bool = False
+    is_repeatable: bool = False  # the same request has to give the same answer again
     media: PromptMedia | None = None  # images and audio of the prompt
     # drafts tokens, to verify several in a step; None decodes one token a step
     drafting: Drafting | StepProbe | None = None
@@ -264,7 +265,13 @@ class Sequence:
             self.turn.take(delta)
         return delta
 
-    def stats(self, n_ctx: int) -> Stats:
+    def stats(self, n_ctx: int, threads: tuple[int, int] = (0, 0)) -> Stats:
+        """Return the figures of the answer.
+
+        Args:
+            n_ctx: context window in tokens.
+            threads: as in Stats.
+        """
         drafting, media = self.drafting, self.media
         return Stats(
             prompt_tokens=self.n_prompt,
@@ -293,4 +300,5 @@ class Sequence:
             media_tokens=media.n_tokens if media is not None else 0,
             media_seconds=media.seconds if media is not None else 0.0,
             loops_closed=self.n_loops_closed,
+            threads=threads,
         )

@@ -167,6 +167,10 @@ class RunRow(NamedTuple):
     gate: _native.Gate | None = None
 
 
+MAX_RUN = 64
+"""Tokens of all sequences that a run decodes without a look at the queue."""
+
+
 class RunLimit(NamedTuple):
     """The end of a run of decode steps."""
 
@@ -212,11 +216,18 @@ class Context(Protocol):
     def vocabulary(self) -> Vocabulary: ...
 
     @property
+    def split_from(self) -> int | None:
+        """Beyond this many tokens, the logits of a batch of one token depend on the number of threads; None: never."""
+
+    @property
     def max_draft(self) -> int:
         """Maximum number of a sequence's last tokens in a batch that forget() can drop once after it.
 
         Unless the context `cuts`, all sequences of that batch need equally many entries.
         """
+
+    def limit_threads(self, most: int) -> None:
+        """Compute the next batches with at most this many of the threads that the context was loaded with."""
 
     def adapt(self, adapters: tuple[AdapterScale, ...]) -> None:
         """Choose the LoRA adapters of the next batches, as adapters.applied() orders them."""

@@ -31,6 +31,10 @@ _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = -1
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
 _STEP = 256  # cells; the size of a stream is a multiple
+# From 512 cells on, ggml's flash attention gives each thread a part of one token's cells, and adds the parts up in half
+# precision; llama.cpp computes over multiples of 256 cells.
+_SPLIT_FROM = 256
+_SPLIT_TYPES = {("f16", "f16"), ("f32", "f32")}
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
 _MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
 _MAX_KEPT = 1 << 24  # bytes: memory for a copy is kept up to this size, because using new memory takes longer
@@ -102,6 +106,7 @@ class LlamaContext:
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
+        self._threads = load.threads, load.threads_batch or load.threads  # of a batch of one token, and of more
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
@@ -114,6 +119,20 @@ class LlamaContext:
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
             self.forget(0, 0)
+
+    def limit_threads(self, most: int) -> None:
+        load = self._load
+        threads = min(most, load.threads), min(most, load.threads_batch or load.threads)
+        if threads != self._threads:
+            self._threads = threads
+            self._llama.llama_set_n_threads(self._pointer, *threads)
+            if self.heads is not None:
+                self.heads.set_threads(*threads)
+
+    @property
+    def n_threads(self) -> int:
+        """Threads that compute a batch of one token."""
+        return self._threads[0]
 
     def close(self) -> None:
         if self.heads is not None:
@@ -140,6 +159,12 @@ class LlamaContext:
     def can_use_heads(self, sequence_id: int) -> bool:
         """Return whether the heads can draft after a sequence, i.e. know the hidden state of its last token."""
         return self.heads is not None and self.heads.is_ready(sequence_id, self._n_positions(sequence_id))
+
+    @property
+    def split_from(self) -> int | None:
+        load = self._load
+        splits = load.flash_attention != "off" and (load.kv_type_k, load.kv_type_v) in _SPLIT_TYPES
+        return _SPLIT_FROM if splits and not self.on_device else None
 
     @property
     def max_draft(self) -> int:
@@ -219,6 +244,7 @@ class LlamaContext:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
+        llama.llama_set_n_threads(context, *self._threads)
         if self._rollback is not None:
             self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
             self._rollback.moved()

@@ -139,6 +139,10 @@ class PredictionHeads:
         self.n_most = 1 if n_heads > 1 else _KEPT_ROWS - 1
         self.is_on = False
 
+    def set_threads(self, n_threads: int, n_threads_batch: int) -> None:
+        """Set the threads that compute a batch of one token, and of more."""
+        self._llama.llama_set_n_threads(self._pointer, n_threads, n_threads_batch)
+
     def close(self) -> None:
         self._llama.llama_free(self._pointer)
 

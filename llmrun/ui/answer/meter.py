@@ -135,7 +135,7 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
         fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
     if stats.retracted_tokens:
         fields.append(f"{stats.retracted_tokens:,} retracted")
-    fields += [*_encoded(stats), *_drafted(stats, times)]
+    fields += [*_encoded(stats), *_drafted(stats, times), *_threads(stats)]
     fields += ["timed over the network"] if stats.over_network else []
     fields += [f"seed {stats.seed}"] if stats.seed or not stats.over_network else []
     return SEPARATOR.join([*fields, *_stopped(finished)])
@@ -158,7 +158,7 @@ def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
     fields += _window(stats)
     drafted = _drafted(stats, times) if stats.accepted_tokens else []  # a few are drafted only to measure steps
-    return SEPARATOR.join([*fields, *_encoded(stats), *drafted, *_stopped(finished)])
+    return SEPARATOR.join([*fields, *_encoded(stats), *drafted, *_threads(stats), *_stopped(finished)])
 
 
 def _prefilled(stats: Stats) -> list[str]:
@@ -218,6 +218,12 @@ def _drafted(stats: Stats, times: StepTables) -> list[str]:
     fields.append(f"{stats.tokens_per_step:.1f} tokens a step")
     gain = expected_gain(stats, times)
     return fields if gain is None else [*fields, f"{gain:.1f}x"]
+
+
+def _threads(stats: Stats) -> list[str]:
+    """Return the number of threads, if other programs left no cores for the rest."""
+    used, most = stats.threads
+    return [f"{used} of {counted(most, 'thread')}: the machine is busy"] if used < most else []
 
 
 def _stopped(finished: Finished) -> list[str]:

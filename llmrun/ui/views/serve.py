@@ -237,7 +237,7 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
         Column("ADDRESS", style="bold"),
         *right("PROCESS", "RUNS FOR"),
         Column("IN MEMORY"),
-        Column("CHECKPOINTS", right=True),
+        *right("CHECKPOINTS", "THREADS"),
     ]
     rows = [
         (
@@ -246,10 +246,17 @@ def show_servers(output: Output, servers: Sequence[RunningServer], now: float) -
             seconds(now - server.since, brief=True),
             ", ".join(server.models) or "-",
             readable_size(server.checkpoint_bytes) if server.checkpoint_bytes else "-",
+            _threads(*server.threads),
         )
         for server in servers
     ]
     show_table(output, columns, rows)
+
+
+def _threads(used: int, most: int) -> str:
+    if used < most:
+        return f"{used} of {most}: busy machine"
+    return str(most) if most else "-"
 
 
 def show_drafts(output: Output, drafts: Sequence[ServedDrafts]) -> None:

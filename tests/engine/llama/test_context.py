@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import random
 import threading
@@ -19,14 +20,17 @@ from support.hf_writer import files_of, write
 
 from llmrun import _native
 from llmrun.convert.job import convert_folder
+from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.engine.core.sequence import Sequence as Request
+from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 from llmrun.engine.llama import context as context_module
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunRow, RunSteps
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
 from llmrun.protocol.loading import Load
-from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.params import Limits, SamplingParams
 
 STEP = 256  # llama.cpp's caches are multiples of this
 
@@ -455,6 +459,75 @@ def test_more_rows_of_logits_than_there_is_room_for_are_refused(
     context.decode([Entry(token, position, 0, True) for position, token in enumerate(tokens(19, 8))])
     assert same(row(context, 3), alone(model, tokens(19, 8)[:4]))
     context.close()
+
+
+@pytest.mark.parametrize(("flash_attention", "n_tokens"), [("off", 900), ("on", 240)])
+def test_logits_are_the_same_to_the_bit_with_any_number_of_threads(
+    model: LlamaModel, flash_attention: str, n_tokens: int
+) -> None:
+    """ggml divides rows between threads, not sums; flash attention over 512 cells and more is the exception."""
+    first, second = (
+        decoded_with(model, threads, flash_attention, n_tokens) for threads in ([3, 3, 3, 3], [1, 2, 3, 1])
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("settings", "split_from"),
+    [
+        ({"flash_attention": "on"}, 256),
+        ({"flash_attention": "auto"}, 256),
+        ({"flash_attention": "off"}, None),
+        ({"flash_attention": "on", "kv_type_v": "bf16"}, None),
+        ({"flash_attention": "on", "kv_type_k": "bf16", "kv_type_v": "bf16"}, None),
+    ],
+)
+def test_a_context_tells_from_where_on_threads_change_the_logits(
+    model: LlamaModel, settings: dict[str, Any], split_from: int | None
+) -> None:
+    with opened(model, **settings) as context:
+        assert context.split_from == split_from
+
+
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+def test_an_answer_with_a_seed_is_the_same_on_a_machine_that_gets_busy_and_quiet_again(
+    model: LlamaModel, flash_attention: str
+) -> None:
+    texts, threads = [], []
+    for loads in ([0.0], [*[2.0] * 10, *[0.0] * 10]):
+        load = itertools.cycle(loads)
+        times, busy = itertools.count(step=0.3), itertools.accumulate(load)
+        chooser = ThreadChooser(
+            2, 2, MachineLoad(lambda busy=busy: 0.3 * next(busy), lambda: 0.0, lambda t=times: next(t))
+        )
+        with opened(model, 1024, 1024, threads=2, flash_attention=flash_attention) as context:
+            engine = Engine(context, threads=chooser)
+            ends = tuple(filter(context.vocabulary.is_end, range(context.vocabulary.n_tokens)))
+            sampling = SamplingParams(temperature=1.0, seed=1)
+            sampler = SequenceSampler(sampling, context.vocabulary, tokens(1, 20), banned=ends)
+            sequence = Request(1, tokens(1, 20), sampler, Limits(max_tokens=600), is_repeatable=True)
+            engine.add(sequence)
+            while engine.busy:
+                engine.step()
+                threads.append(context.n_threads)
+            texts.append(sequence.tokens)
+    assert texts[0] == texts[1]
+    assert {1, 2} == set(threads)
+
+
+def decoded_with(model: LlamaModel, threads: list[int], flash_attention: str, n_tokens: int) -> list[bytes]:
+    """The logits of a token each, with these threads."""
+    found = []
+    with opened(model, 1024, 1024, threads=3, flash_attention=flash_attention) as context:
+        prompt = tokens(1, n_tokens)
+        for start in range(0, n_tokens, 64):
+            part = prompt[start : start + 64]
+            context.decode([Entry(token, start + index, 0, False) for index, token in enumerate(part)])
+        for index, most in enumerate(threads):
+            context.limit_threads(most)
+            context.decode([Entry(5 + index, n_tokens + index, 0, True)])
+            found.append(ctypes.string_at(context.logits(0), context.vocabulary.n_tokens * 4))
+    return found
 
 
 def test_a_cancelled_decode(model: LlamaModel) -> None:
