@@ -18,6 +18,7 @@ import pytest
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
+from llmrun.runner import hang
 from llmrun.server import exchange
 from llmrun.server.guard import Policy
 from llmrun.server.protocols.fields import MOST_OBJECTS, Fields
@@ -187,8 +188,9 @@ def test_streams_side_by_side_all_hear_that_the_engine_died(serve: Serve) -> Non
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
 def test_a_chat_template_without_end_is_refused_in_shape_and_the_next_request_is_answered(
-    serve: Serve, path: str
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
     server = serve("hang_in_render", "normal")
     body = {**HI, "input": "Hi", "stream": False, "max_tokens": 9}
     refused = server.post(path, body)
