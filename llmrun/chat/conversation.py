@@ -104,6 +104,7 @@ class Conversation:
         self.calls: tuple[ToolCall, ...] = ()  # at the end of the last answer: next is go_on() or end_turn()
         self._turn: _OpenTurn | None = None
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
+        self.is_removed = False  # the last question: it failed, and is not saved
         self._was_read = False  # the model has prefilled the last question
         self._answered_under: str | None = None  # the system prompt of the last answer in this run
         self._media = MediaCache(on_note)
@@ -115,7 +116,7 @@ class Conversation:
 
         Raises:
             ContextOverflowError: the conversation does not fit, and the policy drops nothing.
-            LlmrunError: the answer failed; retry() asks again.
+            LlmrunError: the answer failed; retry() asks again, unless `is_removed`.
         """
         self._note(self._save(lambda chat: chat.add_question(question)))
         try:
@@ -123,6 +124,7 @@ class Conversation:
         except LlmrunError:
             if question.media and not self._was_read:
                 self.chat.undo()
+                self.is_removed = True
                 self._note("The question and its files were removed.")
             raise
 
@@ -288,7 +290,8 @@ class Conversation:
     def _round(self, turn: _OpenTurn, answer: Answering | None = None) -> Generator[Event, None, None]:
         """Yield the events of one answer of the model; without calls it ends the turn."""
         request = self._request(turn)
-        response, self.last, self.calls, self._was_read = ResponseAccumulator(), None, (), False
+        response, self.last, self.calls = ResponseAccumulator(), None, ()
+        self._was_read = self.is_removed = False
         n_known = sum(len(message.media) for message in request.messages)  # files of earlier questions
         n_known -= 0 if turn.answer.rounds else len(turn.question.media)
         try:

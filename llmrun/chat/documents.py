@@ -9,16 +9,19 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import NamedTuple
 
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
+from llmrun.system import disable_core_dumps
 
 MAX_DOCUMENT_BYTES = 64 << 20
 """Most of a document are fonts and pictures."""
-_MAX_SECONDS = 60
+_MAX_SECONDS = 60  # of processor time; on Windows, of time that passes
+_TOO_LONG = f"reading its text takes more than {_MAX_SECONDS} seconds"
 _MAX_MEMORY = 2 << 30  # bytes
 _ROOT = os.path.abspath(os.sep)  # noqa: PTH100 - nothing in the user's folder may shadow a module
 _COMMAND = (sys.executable, "-c", "from llmrun.chat.documents import main; main()")
@@ -59,10 +62,13 @@ def read_document(data: bytes, name: str, max_bytes: int) -> DocumentText:
     def refused(why: str, hint: str = "") -> UsageError:
         return UsageError(f"{name!r} can't be attached", why=why, hint=hint)
 
+    seconds = _MAX_SECONDS if sys.platform == "win32" else None  # main() limits itself elsewhere
     try:
-        read = subprocess.run(_COMMAND, input=data, capture_output=True, timeout=_MAX_SECONDS, cwd=_ROOT)
+        read = subprocess.run(_COMMAND, input=data, capture_output=True, timeout=seconds, cwd=_ROOT)
     except subprocess.TimeoutExpired:
-        raise refused(f"reading its text takes more than {_MAX_SECONDS} seconds") from None
+        raise refused(_TOO_LONG) from None
+    if sys.platform != "win32" and read.returncode == -signal.SIGXCPU:
+        raise refused(_TOO_LONG)
     try:
         answer = load_json(read.stdout)
     except ValueError:
@@ -81,6 +87,8 @@ def main() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (_MAX_SECONDS, _MAX_SECONDS + 1))
+        disable_core_dumps()
     data = sys.stdin.buffer.read()
     try:
         answer = (_pdf(data) if data.startswith(b"%PDF-") else _docx(data))._asdict()

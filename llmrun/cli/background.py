@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from llmrun.config import load_settings
 from llmrun.errors import DiskFullError, EngineCrashedError, UsageError
-from llmrun.server.registry import running_servers
+from llmrun.server.registry import LOADING, running_servers
 from llmrun.storage import write_whole
 from llmrun.ui.terminal.output import Output
 
@@ -103,12 +103,13 @@ def start_server(
 
 
 def answers(server: RunningServer) -> bool:
-    """Return whether /health of a server answers."""
+    """Return whether a server answers, and has loaded its models or failed to."""
     host = server.address.partition("://")[2].rpartition(":")[0].strip("[]")
     connection = http.client.HTTPConnection(host, server.port, timeout=_HEALTH_SECONDS)
     try:
         connection.request("GET", "/health")
-        return connection.getresponse().status == http.client.OK
+        response = connection.getresponse()
+        return response.status == http.client.OK or LOADING.encode() not in response.read()
     except (OSError, http.client.HTTPException):
         return False
     finally:
@@ -150,7 +151,7 @@ _KEPT = (
     "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "LLAMA_CPP_LIB_PATH", "LLMRUN_LLAMA", "LLMRUN_CPU", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
-_ANSWER_SECONDS, _LOOK_SECONDS = 60.0, 0.2
+_LOOK_SECONDS = 0.2
 
 
 def install_service(output: Output, arguments: Sequence[str], port: int, grace_seconds: float | None) -> None:
@@ -254,7 +255,7 @@ def _start(output: Output, log: Path) -> None:
 
     begun = time.time()
     is_started = _systemctl("daemon-reload") and _systemctl("enable", _NAME) and _systemctl("restart", _NAME)
-    while is_started and time.time() - begun < _ANSWER_SECONDS:
+    while is_started:
         servers = running_servers(load_settings().state_dir)
         server = next((server for server in servers if server.log == str(log) and server.since >= begun), None)
         if server is not None and answers(server):

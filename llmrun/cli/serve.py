@@ -126,7 +126,7 @@ GraceOption = Annotated[
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="TIME", help="Time limit of an answer.")]
 ParentOption = Annotated[int | None, typer.Option("--parent", metavar="PID", hidden=True)]  # of `llmrun launch`
 BackgroundOption = Annotated[
-    bool, typer.Option("--background", help="Return when the server answers; it runs on. See llmrun logs.")
+    bool, typer.Option("--background", help="Return when the models are loaded; it runs on. See llmrun logs.")
 ]
 InstallOption = Annotated[
     bool | None,

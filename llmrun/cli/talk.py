@@ -161,7 +161,8 @@ class Chat:
         n_entries = len(self.conversation.chat.entries)
         self.answer(self.conversation.ask(question))
         # A question that is saved has its files, answered or not: /retry sends them, the next message must not.
-        if len(self.conversation.chat.entries) > n_entries:
+        # Files that were removed may have killed the engine: the next message must not send them either.
+        if len(self.conversation.chat.entries) > n_entries or self.conversation.is_removed:
             self.attached = Attachments()
 
     def find_passages(self, message: str, *, is_edit: bool = False) -> tuple[Passage, ...] | None:
@@ -198,7 +199,7 @@ class Chat:
             if not self.typed.interactive or isinstance(error, TerminatedError):
                 raise
             self.output.error(error)
-            if not isinstance(error, UsageError):
+            if not isinstance(error, UsageError) and not self.conversation.is_removed:
                 self.output.note("The question is saved. /retry asks it again.")
             return False
         finally:

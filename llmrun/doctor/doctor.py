@@ -11,8 +11,9 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
@@ -49,13 +50,15 @@ from llmrun.protocol.llama_folder import (
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.sizes import readable_size
-from llmrun.runner import client
 from llmrun.runner.client import EngineClient
+from llmrun.runner.hang import HangDetector
+from llmrun.system import processor_seconds
 
 ANSWER_SECONDS = 5.0
 """For the answer; loading comes on top."""
-_LOAD_SECONDS = 30.0
-_SHADER_SECONDS = 150.0  # to load on a GPU, whose driver may compile shaders the first time
+_LOAD_SECONDS = 30.0  # of processor time
+_SHADER_SECONDS = 150.0  # the same on a GPU, whose driver may compile shaders the first time
+_LOOK_SECONDS = 0.2
 _CONTEXT = 512
 _PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
 
@@ -82,21 +85,16 @@ def try_model(settings: Settings) -> TrialResult | None:
     if spec is None or spec.path is None:
         return None
     with prepare(spec, spec.path, LoadPreferences(n_ctx=_CONTEXT)) as model:
+        engine = EngineClient()
         seconds = (_SHADER_SECONDS if model.plan.vram_bytes else _LOAD_SECONDS) + 2 * ANSWER_SECONDS
-        watchdog = threading.Timer(seconds, model.close)
-        watchdog.daemon = True
-        watchdog.start()
-        began = time.monotonic()
-        try:
-            model.start(client.EngineClient())
-            stats = _answer(model)
-        except LlmrunError as error:
-            if time.monotonic() - began < seconds:
-                raise
-            why = "the machine is busy, or the GPU's driver hangs" if model.plan.vram_bytes else "the machine is busy"
-            raise LlmrunError(f"there is no answer after {seconds:.0f} seconds", why=why) from error
-        finally:
-            watchdog.cancel()
+        with _ending_hung(model, engine, seconds) as reasons:
+            try:
+                model.start(engine)
+                stats = _answer(model)
+            except LlmrunError as error:
+                if not reasons:
+                    raise
+                raise LlmrunError("the trial answer does not end", why=reasons[0]) from error
         return TrialResult(
             spec.name,
             f"{model.header.architecture} {model.header.readable_parameters} {model.header.quant}",
@@ -106,6 +104,26 @@ def try_model(settings: Settings) -> TrialResult | None:
             stats.decode_rate,
             _predicted(model, stats, settings),
         )
+
+
+@contextmanager
+def _ending_hung(model: Model, engine: EngineClient, seconds: float) -> Iterator[list[str]]:
+    """End an engine that hangs, as with a GPU's driver, or takes more processor time; yield a list for the reason."""
+    detector = HangDetector(partial(processor_seconds, engine.pid), seconds)
+    is_over, reasons = threading.Event(), list[str]()
+
+    def watch() -> None:
+        while not is_over.wait(_LOOK_SECONDS):
+            if why := detector.look():
+                reasons.append(why)
+                model.close()
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield reasons
+    finally:
+        is_over.set()
 
 
 def _choose(settings: Settings) -> ModelSpec | None:
@@ -149,7 +167,7 @@ _LITTLE_MEMORY = 1 << 30  # hardly more than the default model fits
 _LITTLE_DISK = 2 << 30
 _MAX_DAMAGED = 5  # chats to name
 _HUB_SECONDS = 4.0
-_BUILD_SECONDS = 10.0
+_BUILD_SECONDS = 10.0  # of processor time
 _SLOW = 0.6  # share of the predicted speed; below, another program or throttling slows the machine down
 _LIBRARY_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
 

@@ -411,7 +411,7 @@ def _graphics(root: Path) -> Iterator[str]:
             yield maker
 
 
-_MOST_SECONDS = 60.0  # the first start of a driver may take ten
+_MOST_SECONDS = 60.0  # of processor time; the first start of a driver may take ten
 _BACKEND = re.compile(r"(?:lib)?ggml-(\w+?)\.(?:so|dylib|dll)$")
 _WITHOUT_GPU = re.compile(r"base|blas|cpu\w*|zdnn|zendnn|rpc")
 

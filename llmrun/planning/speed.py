@@ -32,8 +32,8 @@ BUSY = 0.3
 _FILE, _GPU_FILE = "speed.json", "gpu_speed.json"
 _BUSY_SECONDS = 600.0  # after which a measurement beside other programs is tried again
 _LOOK_SECONDS = 0.1  # to see what other programs use
-_MOST_GPU_SECONDS = 30.0  # with shaders to compile
-_MOST_SECONDS = 120.0  # 2 on an idle machine, many more on a busy one
+_MOST_GPU_SECONDS = 30.0  # of processor time, with shaders to compile
+_MOST_SECONDS = 120.0  # of processor time; it takes 2
 
 
 def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:

@@ -47,7 +47,6 @@ class EngineClient:
         self.next_request = itertools.count(1).__next__
         self._requests: dict[int, PendingRequest] = {}
         self._load: Load | None = None
-        self._was_overdue = False
         self._exited: EngineExited | None = None
         self._reader: threading.Thread | None = None
         self._reading = threading.RLock()
@@ -79,7 +78,7 @@ class EngineClient:
         Args:
             commands: each with a number of next_request(); a Load's is 0.
             models: files that the engine reads for the commands, if not the loaded model.
-            seconds: time limit.
+            seconds: processor time that each may take; see HangDetector.
             on_wait: called about ten times a second while nothing comes.
 
         Raises:
@@ -123,7 +122,8 @@ class EngineClient:
         self._send(command, put, run=run)
 
     def cancel(self, request: int | None = None, run: Run | None = None) -> None:
-        """Ask a request to stop, or all of them: it ends soon, whatever the engine does. Safe in a signal handler.
+        """Ask a request to stop, or all of them: it ends soon for its caller, whatever the engine does, and the engine
+        lives on. Safe in a signal handler.
 
         Args:
             run: see Pipe.send().
@@ -260,7 +260,7 @@ class EngineClient:
             for request in pending:
                 if self._requests.get(request.command.request) is request:
                     self.cancel(request.command.request)
-                    self._requests.pop(request.command.request, None)
+                    request.abandon()
             if not self.alive:
                 self.close()
 
@@ -305,22 +305,21 @@ class EngineClient:
         return has_come
 
     def _end_overdue(self) -> None:
-        """End the requests whose deadline has passed.
+        """End cancelled requests for their callers, and requests with which the engine hangs.
 
         Raises:
             EngineExited: the engine hangs.
         """
-        requests, now = list(self._requests.values()), time.monotonic()
-        overdue = [request for request in requests if request.ends_at is not None and now >= request.ends_at]
-        # One more read is granted: this process may have been suspended itself.
-        if overdue and self._was_overdue:
-            for request in overdue:
-                request.put_overdue()
+        now = time.monotonic()
+        for request in list(self._requests.values()):
+            if request.ends_at is not None and now >= request.ends_at:
+                request.put_cancelled()
+                request.abandon()
+            if request.hang is not None and (why := request.hang.look()):
+                request.put(request.hung(why))
                 self._end(request)
-            # In a batch with others, a cancelled request waits for the end of the step: the engine does not hang.
-            if len(overdue) == len(requests) or not all(request.is_cancelled for request in overdue):
-                raise EngineExited(f"it hung {overdue[0].phase}")
-        self._was_overdue = bool(overdue)
+                whose = " with another request" if self._requests else ""
+                raise EngineExited(f"it hung{whose} {request.phase}")
 
     def _end(self, request: PendingRequest) -> None:
         request.put(None)

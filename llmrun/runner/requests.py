@@ -5,8 +5,11 @@ Must not know other requests or the reading of the pipe (client.py).
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,12 +38,15 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.questions import QUESTIONS
 from llmrun.protocol.speculation import StepsMeasured
+from llmrun.runner.hang import SILENT_SECONDS, HangDetector
 from llmrun.runner.pipe import EngineExited, Pipe
+from llmrun.system import processor_seconds
 
-RENDER_SECONDS = 2.0
-"""Time limit of a chat template, besides its share for long conversations: real ones take milliseconds."""
+RENDER_SECONDS = 3.0
+"""Processor time for a chat template, besides a share for long conversations. The engine itself ends a rendering at
+half of it, which it can't where C code does not return."""
 CANCEL_SECONDS = 1.0
-"""Time limit for a cancelled request to end; then the engine is killed."""
+"""Time for a cancelled request to end; then its caller waits no longer, and the engine ends it when it can."""
 
 # The events that answer each command, the last one at the end; or Failed.
 _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
@@ -72,10 +78,12 @@ class PendingRequest:
         put: receives the events.
         models: files that the engine reads for it.
         workers: RPC workers that the engine computes with.
-        seconds: time limit of the whole request.
+        seconds: processor time that the whole request may take.
 
     Attributes:
-        ends_at: the deadline, by the monotonic clock; None for none.
+        ends_at: when the caller stops waiting, by the monotonic clock; None for never.
+        hang: tells whether the engine hangs with this request; None where it may take as long as it likes.
+        is_abandoned: its caller waits no longer, and the engine has not ended it yet.
     """
 
     def __init__(
@@ -89,10 +97,11 @@ class PendingRequest:
         seconds: float | None = None,
     ) -> None:
         self.command, self.put = command, put
-        self.is_cancelled = False
+        self.is_cancelled = self.is_abandoned = False
         self.phase = _first_phase(command)  # in words, for errors
-        self.ends_at = None if seconds is None else time.monotonic() + seconds
-        self._pipe, self._models, self._workers, self._seconds = pipe, models, workers, seconds
+        self.ends_at: float | None = None
+        self._pipe, self._models, self._workers = pipe, models, workers
+        self.hang = None if seconds is None else self._detector(seconds)
 
     def take(self, event: Event) -> bool:
         """Pass an event on; return whether it was the last.
@@ -110,15 +119,24 @@ class PendingRequest:
         self.phase = _PHASES.get(type(event), self.phase)
         if isinstance(event, Rendered) and any(message.media for message in self._asked.messages):
             self.phase = "while encoding an image"  # a likely reason for a crash
-        if isinstance(event, (Rendering, Rendered)):
-            if not self.is_cancelled:
-                self.ends_at = None
-                if isinstance(event, Rendering):
-                    share = rendering_share(self._asked.messages, self._asked.tools)
-                    self.ends_at = time.monotonic() + RENDER_SECONDS + share
+        if isinstance(event, Rendering):
+            share = rendering_share(self._asked.messages, self._asked.tools)
+            self.hang = self._detector(RENDER_SECONDS + 2 * share, renders=True)
+        elif isinstance(event, Rendered):
+            self.hang = self._detector() if self.is_abandoned else None
         else:
             self.put(self._error(event) if isinstance(event, Failed) else event)
         return isinstance(event, (answers[-1], Failed))
+
+    def _detector(self, seconds: float = math.inf, *, renders: bool = False) -> HangDetector:
+        """Return what detects that the engine hangs, or takes more processor time than this.
+
+        Args:
+            renders: only the main thread's time counts, which renders; where it is unknown, that of all must be long.
+        """
+        if renders and sys.platform != "linux":
+            seconds += SILENT_SECONDS
+        return HangDetector(partial(processor_seconds, self._pipe.pid, is_main_thread=renders), seconds)
 
     @property
     def _asked(self) -> AnswerRequest:
@@ -138,17 +156,27 @@ class PendingRequest:
             self.ends_at = time.monotonic() + CANCEL_SECONDS
         return not was_cancelled
 
-    def put_overdue(self) -> None:
-        """Pass on the end of a request whose deadline has passed."""
-        if self.is_cancelled and isinstance(self.command, Generate):
+    def put_cancelled(self) -> None:
+        """Pass on the end of a cancelled request that the engine has not ended in time."""
+        if isinstance(self.command, Generate):
             self.put(Finished(self.command.request, "cancelled", Stats()))
-        elif self.is_cancelled:
-            self.put(CancelledError(f"cancelled {self.phase}"))
-        elif self._seconds is not None:
-            self.put(LlmrunError("llama.cpp does not answer", why=f"nothing came within {self._seconds:.0f} seconds"))
         else:
-            what = f"the chat template takes longer than {RENDER_SECONDS:g} seconds"
-            self.put(BadTemplateError(what, hint="choose another one with --template"))
+            self.put(CancelledError(f"cancelled {self.phase}"))
+        self.put(None)
+
+    def abandon(self) -> None:
+        """Drop what comes: nobody waits for it. The engine may be busy with it for long, or hang."""
+        self.put = lambda event: None
+        self.ends_at, self.is_abandoned = None, True
+        self.hang = self.hang or self._detector()
+
+    def hung(self, why: str) -> LlmrunError:
+        """Return the error for a request with which the engine hangs."""
+        if self.phase == _PHASES[Rendering]:
+            return BadTemplateError(
+                "the chat template does not end", why=why, hint="choose another one with --template"
+            )
+        return LlmrunError("llama.cpp does not answer", why=why)
 
     def fail(self, exited: EngineExited) -> None:
         """Pass on the end of the engine."""

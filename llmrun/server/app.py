@@ -161,6 +161,8 @@ class HttpApp:
     async def _health(self, request: Request) -> Response:
         if self._traffic.is_draining:
             return JSONResponse({"status": "shutting down"}, 503)
+        if why := self._pool.unready():  # as llama-server
+            return JSONResponse({"error": {"code": 503, "message": why, "type": "unavailable_error"}}, 503)
         return JSONResponse({"status": "ok"})
 
     async def _show_metrics(self, request: Request) -> Response:

@@ -33,6 +33,7 @@ from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
 from llmrun.server.http import CrashingPromptError, model_not_found
+from llmrun.server.registry import LOADING
 
 
 class ServedAdapters(NamedTuple):
@@ -255,6 +256,8 @@ class Pool:
         self.crashes = CrashTracker()
         self._settings, self._prepare, self._keep_seconds = settings, prepare, keep_seconds
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
+        self._n_to_warm, self._has_loaded = len(self.names), False  # models of the command line; whether any loaded
+        self._failure: LlmrunError | None = None  # of the last one that could not be loaded
         self._models: dict[Path, PooledModel] = {}
         self._paths: dict[str, Path] = {}
         self._loading = asyncio.Lock()
@@ -442,7 +445,7 @@ class Pool:
         except BaseException:
             pooled.locks.close()
             raise
-        pooled.connection = connection
+        pooled.connection, self._has_loaded = connection, True
         self._on_loaded(pooled)
         return connection
 
@@ -483,13 +486,26 @@ class Pool:
         return found
 
     async def warm(self, name: str) -> None:
-        """Load a model before its first request.
+        """Load a model of the command line before its first request.
 
         Raises:
             LlmrunError: it can't be loaded.
         """
-        async with self.lease(name) as pooled:
-            await self.ready(pooled)
+        try:
+            async with self.lease(name) as pooled:
+                await self.ready(pooled)
+        except LlmrunError as error:
+            self._failure = error
+            raise
+        finally:
+            self._n_to_warm -= 1
+
+    def unready(self) -> str:
+        """Return why no request can be answered yet, "" if one can: LOADING until the models of the command line are
+        loaded, then the reason if none of them could be."""
+        if self._n_to_warm > 0:
+            return LOADING
+        return "" if self._has_loaded or self._failure is None else str(self._failure)
 
     async def close(self) -> None:
         for pooled in list(self._models.values()):

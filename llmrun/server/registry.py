@@ -25,6 +25,8 @@ from llmrun.system import lock
 
 END_NOW = getattr(signal, "SIGUSR1", signal.SIGTERM)
 """Signal that ends a server without waiting for its answers. SIGTERM waits; Windows has no other."""
+LOADING = "Loading model"
+"""What GET /health says until the models of the command line are loaded, in llama-server's words."""
 _FOLDER = "servers"
 _MOST_BYTES = 64 * 1024
 _CLAIMS, _CLAIM_SECONDS = 100, 0.01  # readers hold a lock for less than a millisecond

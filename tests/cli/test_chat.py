@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import tiny_adapter, tiny_model, write
 from support.installed import Terminal
+from support.tiny_projector import png, projector
 
 from llmrun.cli.slash import show_help, think
 from llmrun.cli.tools import ToolOptions, page_tools
@@ -370,6 +371,24 @@ def test_files_of_a_question_that_failed_are_not_sent_with_the_next_one(start: S
     chat.ask("And now?")
     chat.ask(f"/export {exported}")
     assert exported.read_text().count("x" * 35) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_saved"), [("die:render:SIGSEGV,normal", False), ("die:decode:SIGSEGV,normal", True)]
+)
+def test_one_sentence_about_a_question_whose_image_the_engine_died_on(
+    start: Start, tmp_path: Path, mode: str, *, is_saved: bool
+) -> None:
+    (tmp_path / "cat.png").write_bytes(png(8, 8))
+    chat = start(mode, "--mmproj", str(projector(tmp_path / "eyes.gguf", 64)))
+    chat.ask(f"/image {tmp_path}/cat.png")
+    died = chat.ask("What is in it?")
+    assert any("SIGSEGV" in line for line in died)
+    removed = any("The question and its files were removed." in line for line in died)
+    saved = any("The question is saved. /retry asks it again." in line for line in died)
+    assert (removed, saved) == (not is_saved, is_saved)
+    assert any("Nothing is attached" in line for line in chat.ask("/files"))
+    assert ("Hello" in chat.ask("/retry")) == is_saved
 
 
 def test_an_export_does_not_replace_a_file_unasked(start: Start, tmp_path: Path) -> None:

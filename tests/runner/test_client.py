@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -24,7 +25,7 @@ from llmrun.protocol.messages import (
     TextDelta,
 )
 from llmrun.protocol.questions import COUNT_TOKENS, TokenCount
-from llmrun.runner import requests
+from llmrun.runner import hang, requests
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 
@@ -64,7 +65,7 @@ def test_two_answers_side_by_side(start: Start) -> None:
 
 def test_a_cancel_ends_one_and_not_the_other(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where the engine takes its time: the step that it is in belongs to the other, too."""
-    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.1)
+    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.0)
     client = start("half_deaf")
     (request, one), (_, other) = ask(client), ask(client)
     assert isinstance(next(one), Started)
@@ -75,18 +76,39 @@ def test_a_cancel_ends_one_and_not_the_other(start: Start, monkeypatch: pytest.M
     assert client.alive
 
 
-def test_a_cancel_of_the_only_one_that_is_not_heard_ends_the_engine(
-    start: Start, monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool], float], bool]
+def test_a_cancelled_request_that_computes_on_ends_for_its_caller_only(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.1)
+    """As while an image is encoded, or a state of gigabytes is restored: the next request waits for it."""
+    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.0)
+    monkeypatch.setenv("FAKE_ENGINE_MAY_END", str(tmp_path / "may end"))
+    client = start("tireless")
+    request, events = ask(client)
+    next(events)
+    client.cancel(request)
+    assert list(events)[-1] == Finished(request, "cancelled", Stats())
+    next_request, next_events = ask(client)
+    for _ in range(5):
+        client.read()
+    assert client.alive
+    (tmp_path / "may end").touch()
+    assert list(next_events)[-1] == Finished(next_request, "stop", Stats())
+    assert client.alive
+
+
+def test_an_engine_that_hangs_after_a_cancel_ends_with_what_waits_behind_it(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "CANCEL_SECONDS", 0.0)
+    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
     client = start("deaf")
     request, events = ask(client)
     next(events)
     client.cancel(request)
     assert list(events)[-1] == Finished(request, "cancelled", Stats())
-    assert eventually(lambda: not client.alive, 60.0)
-    with pytest.raises(EngineCrashedError, match="hung in decode"):
+    with pytest.raises(EngineCrashedError, match="hung with another request in decode"):
         list(ask(client)[1])
+    assert not client.alive
 
 
 def test_closing_the_iterator_cancels(start: Start) -> None:
@@ -109,15 +131,17 @@ def test_a_death_is_told_to_all_and_to_those_who_come_later(start: Start) -> Non
             list(ask(client)[1])
 
 
+@pytest.mark.parametrize("mode", ["hang_in_render", "spin_in_render"])
 def test_a_hostile_template_ends_the_engine_and_the_others_are_told(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setattr(requests, "RENDER_SECONDS", 0.1)
-    client = start("hang_in_render")
+    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
+    client = start(mode)
     (_, hostile), (_, other) = ask(client), ask(client)
     with pytest.raises(BadTemplateError):
         list(hostile)
-    with pytest.raises(EngineCrashedError, match="hung while rendering"):
+    with pytest.raises(EngineCrashedError, match="hung with another request while rendering"):
         list(other)
 
 

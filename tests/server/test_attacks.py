@@ -18,6 +18,7 @@ import pytest
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
+from llmrun.runner import hang
 from llmrun.server import exchange
 from llmrun.server.guard import Policy
 from llmrun.server.protocols.fields import MOST_OBJECTS, Fields
@@ -122,7 +123,7 @@ def test_a_body_of_many_objects_is_refused(serve: Serve, value: Any) -> None:
 
 @pytest.mark.parametrize("headers", [{"x_long": "x" * 2**20}, {f"x_{number}": "x" * 100 for number in range(10_000)}])
 def test_a_megabyte_of_headers_is_refused_or_dropped(serve: Serve, headers: dict[str, str]) -> None:
-    server = serve()
+    server = serve().loaded()
     answer = b""
     with server.connect() as connection, suppress(ConnectionError):
         connection.sendall(server.request("GET", "/health", **headers))
@@ -187,8 +188,9 @@ def test_streams_side_by_side_all_hear_that_the_engine_died(serve: Serve) -> Non
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/api/chat"])
 def test_a_chat_template_without_end_is_refused_in_shape_and_the_next_request_is_answered(
-    serve: Serve, path: str
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
     server = serve("hang_in_render", "normal")
     body = {**HI, "input": "Hi", "stream": False, "max_tokens": 9}
     refused = server.post(path, body)

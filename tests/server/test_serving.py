@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ from support.gguf_writer import runnable_model, write
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
+from llmrun.model import Model
 from llmrun.protocol.messages import Command
+from llmrun.runner.launch import EngineHandle
 from llmrun.runner.requests import Put
 from llmrun.server import exchange
 from llmrun.server.connection import EngineConnection
@@ -124,6 +127,37 @@ def test_a_field_that_is_wrong_is_named(serve: Serve) -> None:
 def test_a_model_that_can_not_be_loaded_is_an_error_to_who_asks(serve: Serve) -> None:
     refused = serve("refuse").post(CHAT)
     assert (refused.status, refused.code) == (422, "bad-model")
+
+
+@pytest.mark.parametrize("mode", ["normal", "refuse"])
+def test_health_is_loading_until_the_models_named_at_the_start_are_loaded(tmp_path: Path, mode: str) -> None:
+    server, may_start = LiveServer(tmp_path, (mode,)), threading.Event()
+    start = server._start
+
+    def late(model: Model) -> EngineHandle:
+        assert may_start.wait(SECONDS)
+        return start(model)
+
+    server._start = late  # type: ignore[method-assign]
+    with server, ThreadPoolExecutor() as clients:
+        assert server.get("/v1/health").status == 503
+        loading = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
+        assert server.get("/health").json == loading
+        waiting = clients.submit(server.post, CHAT)
+        assert server.get("/health").json == loading
+        may_start.set()
+        if mode == "normal":
+            assert waiting.result().status == 200, "who asks meanwhile waits"
+            assert server.get("/health").json == {"status": "ok"}
+        else:
+            assert waiting.result().status == 422
+            assert eventually(lambda: server.get("/health").json != loading, SECONDS)
+            health = server.get("/health")
+            assert (health.status, "llama.cpp can't load" in health.json["error"]["message"]) == (503, True)
+
+
+def test_health_of_a_server_without_models_is_ok_at_once(serve: Serve) -> None:
+    assert serve(names=()).get("/health").json == {"status": "ok"}
 
 
 def test_an_engine_that_dies_ends_a_stream_with_an_error(serve: Serve) -> None:

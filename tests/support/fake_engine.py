@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from llmrun.protocol.answer import AnswerSplitter
@@ -100,6 +101,8 @@ def render(request: int) -> None:
     phase("render")
     if MODE == "hang_in_render":
         time.sleep(FOREVER)
+    while MODE == "spin_in_render":
+        pass
     send(Rendered(request))
     phase("rendered")
 
@@ -244,6 +247,13 @@ late = obedient
 def deaf(request: int) -> None:
     """Neither hears a cancel nor says a word."""
     time.sleep(FOREVER)
+
+
+def tireless(request: int) -> None:
+    """Hears no cancel, as while it encodes an image; says the end when a file is there."""
+    while not Path(os.environ["FAKE_ENGINE_MAY_END"]).exists():
+        pass
+    send(Finished(request, "stop", Stats()))
 
 
 def chatty(request: int) -> None:

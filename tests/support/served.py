@@ -27,6 +27,7 @@ from llmrun.server.serving import ServeOptions, Serving, run_in_event_loop
 from llmrun.ui.views.explain import explain_page
 from support.engines import fake_engine
 from support.gguf_writer import runnable_model, write
+from support.installed import eventually
 
 SECONDS = 120.0
 """A server that takes longer hangs."""
@@ -141,6 +142,11 @@ class LiveServer:
     def drafts(self) -> tuple[ServedDrafts, ...]:
         """What drafts for its models, as `llmrun ps` shows it."""
         return self._serving.drafts
+
+    def loaded(self) -> LiveServer:
+        """Itself, once its models are loaded."""
+        assert eventually(lambda: self.get("/health").status == 200, SECONDS)
+        return self
 
     def end(self) -> None:
         """As a signal does."""

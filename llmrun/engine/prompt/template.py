@@ -53,7 +53,7 @@ _Result = TypeVar("_Result")
 
 MAX_TEMPLATE_CHARACTERS = 128 * 1024  # Eight times the longest real one; compiling can't be interrupted
 MAX_PROMPT_CHARACTERS = 16 * 1024 * 1024
-MAX_RENDER_SECONDS = 1.5  # Real templates take milliseconds. Less than the front's timeout, which kills the engine
+MAX_RENDER_SECONDS = 1.5  # of processor time; real templates take milliseconds. Half of what the front allows
 MAX_GROWTH_BYTES = 256 * 1024 * 1024  # of the process while a template runs for more than a moment
 _MIN_SECONDS = 0.01  # between two checks of the time
 _POLL_SECONDS = 0.02  # between two checks of the memory
