@@ -348,18 +348,6 @@ class SuffixAutomaton:
     def rewind(self, length: int) -> None:
         """Keep only the first so many tokens. The next draft() takes as long as to extend by all of those."""
 
-    def end_text(self) -> None:
-        """End a text, after which another one may follow: a draft from it does not go on there. Counts as a token."""
-
-    def keep_last(self, length: int) -> None:
-        """Keep only the last tokens. The next draft() takes as long as to extend by all of those."""
-
-    def follow(self, other: SuffixAutomaton) -> None:
-        """Look for the end of the sequence in another one, too, which may grow meanwhile, in the same thread."""
-
-    def draft_from_other(self, most: int) -> tuple[list[int], int]:
-        """Return up to `most` tokens that followed the longest possible end of this sequence there, and its length."""
-
     def draft(self, most: int) -> tuple[list[int], int]:
         """Tell what followed when the longest possible end of the sequence occurred before, and how long that is.
 
@@ -391,13 +379,11 @@ class DraftChoice:
 
     Attributes:
         waits: a draft would pay, but drafts have cost too much so far.
-        is_other: it is the draft from another text.
     """
 
     length: int
     rate: float
     waits: bool
-    is_other: bool
 
 class Gate:
     """The draft lengths of one answer, by the cost of decode steps and the acceptance rates so far.
@@ -426,7 +412,7 @@ class Gate:
         """Choose the number of tokens to draft, up to `limit`.
 
         Args:
-            match: the number of last tokens that the draft has followed before, or other() of it, or MODEL.
+            match: the number of last tokens that the draft has followed before, or MODEL.
         """
 
     def credit(self, match: int, step: StepShape) -> float:
@@ -454,24 +440,11 @@ class Gate:
     def record_step(self, match: int, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
         """Account for a step with a draft of this source, and the seconds of the draft model in `drafting`."""
 
-    @staticmethod
-    def other(length: int) -> int:
-        """Return what stands for a match of so many tokens in another text."""
-
-    def plan(
-        self,
-        drafted: Sequence[int],
-        match: int,
-        step: StepShape,
-        limit: int,
-        from_other: Sequence[int] = (),
-        other_match: int = 0,
-    ) -> DraftChoice:
-        """Plan a step with one or two drafts; choose one, and how many of its tokens to verify, up to `limit`.
+    def plan(self, drafted: Sequence[int], match: int, step: StepShape, limit: int) -> DraftChoice:
+        """Plan a step with a draft; choose how many of its tokens to verify, up to `limit`.
 
         Args:
             drafted, match: as from SuffixAutomaton.draft().
-            from_other, other_match: as from SuffixAutomaton.draft_from_other().
         """
 
     def add_model_draft(self, drafted: Sequence[int]) -> None:

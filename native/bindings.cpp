@@ -376,11 +376,7 @@ void define_suffixes(nb::module_& module) {
             },
             "tokens"_a)
         .def("rewind", &SuffixAutomaton::rewind, "length"_a)
-        .def("end_text", &SuffixAutomaton::end_text)
-        .def("keep_last", &SuffixAutomaton::keep_last, "length"_a)
         .def("draft", &SuffixAutomaton::draft, "most"_a)
-        .def("follow", &SuffixAutomaton::follow, "other"_a, nb::keep_alive<1, 2>())
-        .def("draft_from_other", &SuffixAutomaton::draft_from_other, "most"_a)
         .def_prop_ro("draft_begin", &SuffixAutomaton::draft_begin)
         .def("__len__", &SuffixAutomaton::size);
 }
@@ -409,8 +405,7 @@ void define_gate(nb::module_& module) {
     nb::class_<DraftChoice>(module, "DraftChoice", "A number of tokens to draft.")
         .def_ro("length", &DraftChoice::length)
         .def_ro("rate", &DraftChoice::rate)
-        .def_ro("waits", &DraftChoice::waits)
-        .def_ro("is_other", &DraftChoice::is_other);
+        .def_ro("waits", &DraftChoice::waits);
     nb::class_<Gate> gate(module, "Gate", "The draft lengths of one answer.");
     gate.attr("MODEL") = Gate::model;
     gate.def(
@@ -428,9 +423,7 @@ void define_gate(nb::module_& module) {
         .def("learn", &Gate::learn, "match"_a, "n_accepted"_a, "missed"_a)
         .def("learn_sureness", &Gate::learn_sureness, "sure"_a)
         .def("record_step", &Gate::record_step, "match"_a, "step"_a, "n_drafted"_a, "n_accepted"_a, "drafting"_a = 0.0)
-        .def_static("other", &Gate::other, "length"_a)
-        .def("plan", &Gate::plan, "drafted"_a, "match"_a, "step"_a, "limit"_a,
-             "from_other"_a = std::vector<int32_t>{}, "other_match"_a = 0)
+        .def("plan", &Gate::plan, "drafted"_a, "match"_a, "step"_a, "limit"_a)
         .def("add_model_draft", &Gate::add_model_draft, "drafted"_a)
         .def("set_length", &Gate::set_length, "length"_a, "seconds"_a)
         .def(

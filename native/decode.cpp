@@ -38,13 +38,8 @@ bool plan_drafts(std::span<const RunRow> rows, const LlamaBatch& batch) {
     for (size_t i = 0; i < rows.size(); ++i) {
         if (rows[i].gate != nullptr) {
             auto [drafted, match] = rows[i].lookup->draft(rows[i].gate->n_compared());
-            auto [from_other, other_match] = rows[i].lookup->draft_from_other(rows[i].gate->n_compared());
             const StepShape step{n_rows, n_rows, batch.pos[i]};
-            const DraftChoice choice =
-                rows[i].gate->plan(std::move(drafted), static_cast<int32_t>(match), step,
-                                   std::numeric_limits<int32_t>::max(), std::move(from_other),
-                                   static_cast<int32_t>(other_match));
-            if (choice.length > 0) {
+            if (rows[i].gate->plan(std::move(drafted), static_cast<int32_t>(match), step).length > 0) {
                 return true;
             }
         }

@@ -47,7 +47,6 @@ Gate::Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draf
     : most_(most), lines_(std::move(lines)), draft_lines_(std::move(draft_lines)), sure_(sure_prior) {
     for (const double each : prior) {
         rates_.emplace_back(each);
-        other_rates_.emplace_back(each);
     }
     for (int32_t depth = 0; depth < model_depths; ++depth) {
         model_rates_.emplace_back(model_prior);
@@ -80,9 +79,7 @@ const Gate::AcceptanceRate& Gate::rate(int32_t match, int32_t depth) const {
         return model_rates_[std::min(depth, model_depths - 1)];
     }
     const size_t last = std::size(prior) - 1;
-    const int32_t length = match < model ? model - match : match;
-    const size_t bucket = std::min<size_t>(std::bit_width(static_cast<uint32_t>(length + depth - 1)), last);
-    return match < model ? other_rates_[bucket] : rates_[bucket];
+    return rates_[std::min<size_t>(std::bit_width(static_cast<uint32_t>(match + depth - 1)), last)];
 }
 
 DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) const {
@@ -131,7 +128,7 @@ double Gate::credit(int32_t match, const StepShape& step) const {
     if (lines_.empty()) {
         return std::numeric_limits<double>::infinity();
     }
-    const double gained = std::min(gain(match), text_gain_ + other_gain_ + model_gain_);
+    const double gained = std::min(gain(match), text_gain_ + model_gain_);
     return gained + allowed_share * plain_ + allowed_steps * token_seconds(step);
 }
 
@@ -186,31 +183,17 @@ void Gate::record_step(int32_t match, const StepShape& step, int32_t n_drafted, 
         extra += seconds_of(lines_, step.rows + n_drafted, step.depth) - seconds_of(lines_, step.rows, step.depth);
     }
     plain_ += (1 + n_accepted) * token;
-    double& gained = match > 0 ? text_gain_ : match == model ? model_gain_ : other_gain_;
+    double& gained = match == model ? model_gain_ : text_gain_;
     gained += n_accepted * token - extra;
 }
 
 size_t Gate::n_compared() const { return static_cast<size_t>(std::max(most_, min_compared)); }
 
-DraftChoice Gate::plan(std::vector<int32_t> drafted, int32_t match, const StepShape& step, int32_t limit,
-                       std::vector<int32_t> from_other, int32_t other_match) {
-    const auto choose_of = [&](const Draft& draft) {
-        const int32_t most = std::min(limit, static_cast<int32_t>(draft.tokens.size()));
-        return draft.match != 0 && most > 0 ? choose(draft.match, most, step) : DraftChoice{};
-    };
+DraftChoice Gate::plan(std::vector<int32_t> drafted, int32_t match, const StepShape& step, int32_t limit) {
+    const int32_t most = std::min(limit, static_cast<int32_t>(drafted.size()));
+    const DraftChoice choice = match != 0 && most > 0 ? choose(match, most, step) : DraftChoice{};
     drafts_.assign(1, {std::move(drafted), match});
     step_ = step;
-    DraftChoice choice = choose_of(drafts_.front());
-    if (other_match > 0) {
-        drafts_.push_back({std::move(from_other), other(other_match)});
-        const DraftChoice by_other = choose_of(drafts_.back());
-        if (by_other.rate > choice.rate) {
-            choice = by_other;
-            choice.is_other = true;
-        } else {
-            std::swap(drafts_.front(), drafts_.back());
-        }
-    }
     set_length(choice.length, 0.0);
     return choice;
 }

@@ -42,21 +42,18 @@ struct DraftChoice {
     int32_t length = 0;
     double rate = 0.0;
     bool waits = false;  // a draft would pay, but drafts have cost too much so far
-    bool is_other = false;  // the draft from another text
 };
 
 // The draft lengths of one answer.
 class Gate {
   public:
     static constexpr int32_t model = -1;  // the length of a match, for drafts of a draft model
-    // The length of a match in another text, whose drafts have acceptance rates of their own.
-    static constexpr int32_t other(int32_t length) { return length > 0 ? model - length : 0; }
 
     // lines: of the measured widths, ascending; without any, drafts are as long as possible.
     // draft_lines: of the draft model.
     Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draft_lines);
 
-    // match: the number of last tokens that the draft has followed before, or other() of it, or model.
+    // match: the number of last tokens that the draft has followed before, or model.
     DraftChoice choose(int32_t match, int32_t limit, const StepShape& step) const;
 
     // The seconds that drafts of this source may cost in a step; match as in choose().
@@ -84,11 +81,9 @@ class Gate {
     // How many tokens of a draft are compared with the answer, verified by a step or not.
     size_t n_compared() const;
 
-    // Plans a step with a draft, and maybe one from another text after a match of so many tokens; chooses one, and how
-    // many of its tokens to verify.
+    // Plans a step with a draft, and chooses how many of its tokens to verify.
     DraftChoice plan(std::vector<int32_t> drafted, int32_t match, const StepShape& step,
-                     int32_t limit = std::numeric_limits<int32_t>::max(), std::vector<int32_t> from_other = {},
-                     int32_t other_match = 0);
+                     int32_t limit = std::numeric_limits<int32_t>::max());
 
     // Adds the draft model's draft to the planned step.
     void add_model_draft(std::vector<int32_t> drafted) { drafts_.push_back({std::move(drafted), model}); }
@@ -127,7 +122,7 @@ class Gate {
     AcceptanceRate& rate(int32_t match, int32_t depth) {
         return const_cast<AcceptanceRate&>(std::as_const(*this).rate(match, depth));
     }
-    double gain(int32_t match) const { return match > 0 ? text_gain_ : match == model ? model_gain_ : other_gain_; }
+    double gain(int32_t match) const { return match == model ? model_gain_ : text_gain_; }
     // The seconds of a token by plain decoding.
     double token_seconds(const StepShape& step) const;
     // Forgets a little of the draft model's rates from this depth on.
@@ -137,13 +132,11 @@ class Gate {
     std::vector<StepLine> lines_;
     std::vector<StepLine> draft_lines_;
     std::vector<AcceptanceRate> rates_;        // by the length of the match
-    std::vector<AcceptanceRate> other_rates_;  // by the length of the match in another text
     std::vector<AcceptanceRate> model_rates_;  // by depth
     AcceptanceRate sure_;
     // This answer's share of seconds by the table: of its tokens by plain decoding, and gained by drafts, by source.
     double plain_ = 0.0;
     double text_gain_ = 0.0;
-    double other_gain_ = 0.0;
     double model_gain_ = 0.0;
     // The planned step; the last draft is the one of which tokens are verified.
     std::vector<Draft> drafts_;

@@ -29,94 +29,17 @@ void SuffixAutomaton::extend(std::span<const int32_t> tokens) {
             push(token);
         }
     }
-    if (is_match_outdated()) {
-        match_again();
-    } else if (match_.other != nullptr) {
-        std::ranges::for_each(tokens, [this](int32_t token) { match(token); });
-    }
 }
 
 void SuffixAutomaton::rewind(size_t length) {
     if (length < tokens_.size()) {
         tokens_.resize(length);
         is_stale_ = true;
-        match_again();
     }
-}
-
-void SuffixAutomaton::end_text() {
-    const int32_t token = separator;
-    extend({&token, 1});
-}
-
-void SuffixAutomaton::keep_last(size_t length) {
-    if (length < tokens_.size()) {
-        tokens_.erase(tokens_.begin(), tokens_.end() - static_cast<std::ptrdiff_t>(length));
-        is_stale_ = true;
-        match_again();
-    }
-}
-
-void SuffixAutomaton::follow(SuffixAutomaton& other) {
-    match_.other = &other;
-    match_again();
-}
-
-bool SuffixAutomaton::is_match_outdated() const {
-    return match_.other != nullptr && (match_.other->is_stale_ || match_.other->n_builds_ != match_.n_builds);
-}
-
-void SuffixAutomaton::match_again() {
-    if (match_.other == nullptr) {
-        return;
-    }
-    SuffixAutomaton& other = *match_.other;
-    if (other.is_stale_) {
-        other.rebuild();
-    }
-    match_ = {&other, 0, 0, other.n_builds_};
-    for (size_t i = tokens_.size() - std::min(tokens_.size(), looked_back); i < tokens_.size(); ++i) {
-        match(tokens_[i]);
-    }
-}
-
-// Lengthens the match by a token, after as much of it as this token has followed.
-void SuffixAutomaton::match(int32_t token) {
-    SuffixAutomaton& other = *match_.other;
-    int32_t state = match_.state, length = match_.length;
-    // The state may have been split since.
-    while (state > 0 && length <= other.states_[other.states_[state].link].length) {
-        state = other.states_[state].link;
-    }
-    const int32_t* found = token < 0 ? nullptr : other.target(state, token);
-    while (found == nullptr && state > 0 && token >= 0) {
-        state = other.states_[state].link;
-        length = other.states_[state].length;
-        found = other.target(state, token);
-    }
-    match_.state = found == nullptr ? 0 : *found;
-    match_.length = found == nullptr ? 0 : length + 1;
-}
-
-std::pair<std::vector<int32_t>, size_t> SuffixAutomaton::draft_from_other(size_t most) {
-    if (is_match_outdated()) {
-        match_again();
-    }
-    std::vector<int32_t> drafted;
-    if (match_.length > 0) {
-        const std::vector<int32_t>& text = match_.other->tokens_;
-        size_t next = static_cast<size_t>(match_.other->states_[match_.state].last) + 1;
-        for (; next < text.size() && text[next] >= 0 && drafted.size() < most; ++next) {
-            drafted.push_back(text[next]);
-        }
-    }
-    const size_t length = drafted.empty() ? 0 : static_cast<size_t>(match_.length);
-    return {std::move(drafted), length};
 }
 
 void SuffixAutomaton::rebuild() {
     clear();
-    ++n_builds_;
     for (const int32_t token : tokens_) {
         push(token);
     }

@@ -21,12 +21,6 @@ class SuffixAutomaton {
     // Keep only the first `length` tokens. Rare, so that all is built again, when it is next needed.
     void rewind(size_t length);
 
-    // End a text: what followed is not continued beyond here. It counts as a token.
-    void end_text();
-
-    // Keep only the last `length` tokens, as rarely.
-    void keep_last(size_t length);
-
     size_t size() const { return tokens_.size(); }
 
     // `most` tokens that followed when the longest possible end of the sequence occurred before, and how long that is.
@@ -35,13 +29,6 @@ class SuffixAutomaton {
 
     // Index of the token that the last draft begins with, unless it begins in itself; -1 without a draft.
     int32_t draft_begin() const { return match_length_ > 0 ? match_end_ + 1 : none; }
-
-    // Look for the sequence's end in another one, too, from now on. That one has to live on; it may grow meanwhile.
-    void follow(SuffixAutomaton& other);
-
-    // As draft(), by the longest possible end of the sequence that occurs in the other one; what follows there ends with
-    // its text.
-    std::pair<std::vector<int32_t>, size_t> draft_from_other(size_t most);
 
   private:
     // All ends of the sequence's beginnings that occur in exactly the same places; the first state is the empty one.
@@ -59,22 +46,10 @@ class SuffixAutomaton {
         int32_t target;
         int32_t next;
     };
-    // The longest end of a sequence that occurs in another one: the state of that, and the end's length.
-    struct Match {
-        SuffixAutomaton* other = nullptr;
-        int32_t state = 0;
-        int32_t length = 0;
-        size_t n_builds = 0;  // of the other one, with which the state is valid
-    };
     static constexpr int32_t none = -1;
-    static constexpr int32_t separator = -2;
-    static constexpr size_t looked_back = 64;  // tokens for which a match is looked for when it is begun anew
 
     void clear();
     void rebuild();
-    bool is_match_outdated() const;
-    void match_again();
-    void match(int32_t token);
     void push(int32_t token);
     int32_t add_state(const State& state);
     int32_t split(int32_t state, int32_t length);
@@ -92,8 +67,6 @@ class SuffixAutomaton {
     int32_t match_length_;        // of its longest end that occurred before,
     int32_t match_end_;           // with this token as its last
     bool is_stale_;
-    size_t n_builds_ = 0;
-    Match match_;
 };
 
 }  // namespace llmrun

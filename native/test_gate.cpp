@@ -63,20 +63,6 @@ void test_draft_models() {
     CHECK(gate.expected(Gate::model, 3) > before);
 }
 
-void test_another_text_has_rates_of_its_own() {
-    Gate gate(15, cheap(), {});
-    const std::vector<int32_t> right(15, 3), wrong(15, 4);
-    for (int i = 0; i < 20; ++i) {
-        gate.plan(wrong, 20, alone, 15, right, 20);
-        gate.compare(right);
-    }
-    const DraftChoice choice = gate.plan(wrong, 20, alone, 15, right, 20);
-    CHECK(choice.is_other && choice.length == 15 && gate.expected(20, 1) < gate.expected(Gate::other(20), 1));
-    gate.compare(right);
-    CHECK(gate.credit(Gate::other(20), alone) > 10.0 && gate.credit(20, alone) < 5.0);
-    CHECK(!gate.plan(right, 20, alone, 15, {}, 0).is_other && Gate::other(0) == 0);
-}
-
 // A model that repeats the tokens 0 to 4.
 constexpr int32_t vocabulary = 5;
 
@@ -121,7 +107,6 @@ int main() {
     test_what_came_true_is_drafted_more();
     test_failures_end_the_drafts();
     test_draft_models();
-    test_another_text_has_rates_of_its_own();
     test_a_run_ends_before_a_step_with_a_draft();
     return summary();
 }

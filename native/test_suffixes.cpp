@@ -76,74 +76,6 @@ void test_random_operations(int count) {
     }
 }
 
-// The longest end of a sequence that occurs in another one, and whether a draft followed there.
-size_t longest_in(const Tokens& other, const Tokens& tokens, size_t length, const Tokens& draft, bool& followed_there) {
-    size_t longest = 0;
-    followed_there = false;
-    for (size_t end = 0; end < other.size(); ++end) {
-        size_t same = 0;
-        while (same <= end && same < tokens.size() && other[end - same] == tokens[tokens.size() - 1 - same]) {
-            ++same;
-        }
-        longest = std::max(longest, same);
-        followed_there = followed_there || (same >= length && end + draft.size() < other.size() &&
-                                            std::equal(draft.begin(), draft.end(), other.begin() + end + 1));
-    }
-    return longest;
-}
-
-void test_another_text(int count) {
-    std::mt19937 random(2);
-    const auto below = [&](size_t bound) { return static_cast<size_t>(random() % bound); };
-    SuffixAutomaton automaton, other;
-    automaton.follow(other);
-    Tokens tokens, text;
-    size_t alphabet = 2;
-    int n_drafts = 0;
-    bool has_grown = false;  // a longer match may be there than when the tokens came
-    for (int i = 0; i < count; ++i) {
-        Tokens added(below(4));
-        for (int32_t& token : added) {
-            token = static_cast<int32_t>(below(alphabet));
-        }
-        const size_t kind = below(100);
-        if (kind < 40) {
-            automaton.extend(added);
-            tokens.insert(tokens.end(), added.begin(), added.end());
-        } else if (kind < 60) {
-            other.extend(added);
-            text.insert(text.end(), added.begin(), added.end());
-            has_grown = true;
-            if (kind < 45) {
-                other.end_text();
-                text.push_back(-2);
-            }
-        } else if (kind < 64) {
-            tokens.resize(tokens.size() - std::min(tokens.size(), below(6)));
-            automaton.rewind(tokens.size());
-        } else if (text.size() > 60) {
-            text.erase(text.begin(), text.end() - 30);
-            other.keep_last(30);
-            has_grown = false;
-        } else if (tokens.size() > 50) {
-            tokens.clear();
-            automaton.rewind(0);
-            has_grown = false;
-            alphabet = 1 + below(6);
-        } else {
-            const size_t most = 1 + below(8);
-            const auto [draft, length] = automaton.draft_from_other(most);
-            bool followed_there = false;
-            const size_t longest = longest_in(text, tokens, length, draft, followed_there);
-            CHECK(length == longest || draft.empty() || (has_grown && length < longest));
-            CHECK(draft.empty() == (length == 0) && draft.size() <= most);
-            CHECK(draft.empty() || (followed_there && *std::ranges::min_element(draft) >= 0));
-            n_drafts += !draft.empty();
-        }
-    }
-    CHECK(n_drafts > count / 20);
-}
-
 void test_the_latest_occurrence_is_continued() {
     SuffixAutomaton automaton;
     automaton.extend(Tokens{1, 2, 7, 1, 2, 8, 1, 2});
@@ -162,7 +94,6 @@ void test_a_repeat_goes_on() {
 
 int main(int count, char** arguments) {
     test_random_operations(count > 1 ? std::atoi(arguments[1]) : 1'000'000);
-    test_another_text(count > 1 ? std::atoi(arguments[1]) : 1'000'000);
     test_the_latest_occurrence_is_continued();
     test_a_repeat_goes_on();
     return summary();

@@ -171,8 +171,7 @@ class Preparer:
         if speculation.probes:
             return StepProbe(speculation.most, speculation.times)
         model = self._draft_model.drafter() if self._draft_model is not None else None
-        lookup, repeats = _native.SuffixAutomaton(), request.sampling.is_repeatable
-        return Drafting(speculation, lookup, tokens, model, repeats=repeats)
+        return Drafting(speculation, _native.SuffixAutomaton(), tokens, model)
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:

@@ -289,9 +289,9 @@ class PrefillProgress(NamedTuple):
     seconds: float
 
 
-DraftSource = Literal["prompt", "answer", "earlier", "model", "heads", "probe"]
-"""What drafts a token: the text that followed the same tokens in the prompt, in the answer or in an earlier request, a
-draft model, the model's prediction heads, or the measurement of a decode step."""
+DraftSource = Literal["prompt", "answer", "model", "heads", "probe"]
+"""What drafts a token: the text that followed the same tokens in the prompt or in the answer, a draft model, the heads
+of the model itself, or the measurement of a decode step."""
 
 
 class DraftedToken(NamedTuple):

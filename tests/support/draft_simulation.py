@@ -7,7 +7,6 @@ such heads are. The time is the sum of the steps' by the table, so it is the sam
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -243,86 +242,6 @@ def _answer(
     while talk.engine.busy:
         stats += [event.stats for event in talk.engine.step(limit, lambda events: 0.0) if isinstance(event, Finished)]
     return talk, stats
-
-
-# ---- an agent's session ---------------------------------------------------------------------------------
-
-
-def session() -> list[tuple[str, list[int], list[int]]]:
-    """Return an agent's requests with edits: what each does, its prompt and its answer.
-
-    Files are read and edited; a second agent, in whose prompt they are not, writes them again; an answer is asked for
-    once more; and rows of one template are filled in.
-    """
-    draws = random.Random("agent")
-    files = [_code(draws, 150) for _ in range(3)]
-
-    def edited(file: Sequence[int], share: float = 0.04) -> list[int]:
-        return [draws.randrange(_N_WORDS) if draws.random() < share else word for word in file]
-
-    requests = list[tuple[str, list[int], list[int]]]()
-    for number, file in enumerate(files):
-        answer = edited(file)
-        requests.append(("edit a file of the prompt", [*_random(draws, 40), *file], answer))
-        requests.append(("write a file anew", _random(draws, 60), edited(answer)))
-        if number == 1:
-            requests.append(("once more", requests[-1][1], edited(requests[-1][2], 0.1)))
-    template = [draws.randrange(_N_WORDS) if draws.random() < 0.7 else None for _ in range(60)]
-    requests += [("fill in a row", _random(draws, 30), _filled(template, draws, 60)) for _ in range(10)]
-    return requests
-
-
-class Replayed(NamedTuple):
-    """An answer of a session."""
-
-    what: str
-    n_tokens: int
-    n_steps: int
-    accepted: Counter[str]  # tokens by what drafted them
-    speed: float  # relative to plain decoding
-
-
-class _Counted(Drafting):
-    """Counts accepted tokens by what drafted them."""
-
-    accepted: Counter[str]
-    _verified: tuple[int, int] = 0, 0  # length before the last draft, and the draft's
-
-    def _catch_up(self, tokens: Sequence[int]) -> None:
-        before, drafted = self._verified
-        self.accepted[self.source] += min(drafted, len(tokens) - before - 1) if drafted else 0
-        self._verified = len(tokens), 0
-        super()._catch_up(tokens)
-
-    def take(self, count_allowed: Callable[[list[int]], int]) -> list[int]:
-        taken = super().take(count_allowed)
-        self._verified = self._verified[0], len(taken)
-        return taken
-
-
-def replay(machine: Machine, *, earlier: bool = True) -> list[Replayed]:
-    """Answer the requests of the session, one after the other.
-
-    Args:
-        earlier: texts of earlier requests are drafted, too.
-    """
-    requests = session()
-    texts = [[_N_WORDS + number, *prompt, *answer, 0] for number, (_, prompt, answer) in enumerate(requests)]
-    talk = Conversation(lambda tokens: favouring(texts[tokens[0] - _N_WORDS][len(tokens)]), n_ctx=500, n_batch=256)
-    talk.engine._clock = lambda: 0.0
-    times, found = StepTimes(machine.speculation().times), list[Replayed]()
-    for number, (what, prompt, answer) in enumerate(requests):
-        prompt = [_N_WORDS + number, *prompt]
-        speculation = machine.speculation()._replace(draft_times=())
-        drafting = _Counted(speculation, SuffixAutomaton(), prompt, repeats=not earlier)
-        drafting.accepted = Counter()
-        talk.context.calls.clear()
-        talk.ask(prompt, most=len(answer), request=number, drafting=drafting)
-        talk.run()
-        steps = [call for call in talk.context.calls if all(entry.position >= len(prompt) for entry in call)]
-        spent = sum(times.seconds(len(call), 0) for call in steps)
-        found.append(Replayed(what, len(answer) - 1, len(steps), drafting.accepted, (len(answer) - 1) / spent))
-    return found
 
 
 def _decoding(calls: Iterable[list[Entry]]) -> Iterator[list[Entry]]:

@@ -430,5 +430,4 @@ def _plan(row: RunRow, depth: int, width: int) -> bool:
     if row.lookup is None or row.gate is None:
         return False
     drafted, match = row.lookup.draft(row.gate.n_compared)
-    other, step = row.lookup.draft_from_other(row.gate.n_compared), _native.StepShape(width, width, depth)
-    return row.gate.plan(drafted, match, step, 2**31 - 1, *other).length > 0
+    return row.gate.plan(drafted, match, _native.StepShape(width, width, depth), 2**31 - 1).length > 0

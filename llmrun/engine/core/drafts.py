@@ -15,8 +15,6 @@ from llmrun.engine.core.mtp_model import HeadDrafter
 from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import Speculation, StepTimes
 
-MOST_TOKENS = 32_768  # of the earlier texts of a user: at most 130 bytes each
-MOST_USERS = 4
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
 _MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
@@ -42,47 +40,12 @@ class Drafter(Protocol):
         """Return at most `limit` tokens, and the length of the match that they follow (or Gate.MODEL)."""
 
 
-class EarlierTexts:
-    """Prompts and answers of one model, by user: later answers repeat templates of rows, an agent's files, a retry.
-
-    The oldest are dropped, so that all take at most 26 MB of memory.
-    """
-
-    def __init__(self) -> None:
-        self._texts: dict[str, SuffixAutomaton] = {}  # by salt, least recently used first
-
-    def of(self, salt: str) -> SuffixAutomaton:
-        """Return a user's texts, for SuffixAutomaton.follow().
-
-        Args:
-            salt: see Sequence.
-        """
-        self._texts[salt] = texts = self._texts.pop(salt, None) or SuffixAutomaton()
-        if len(self._texts) > MOST_USERS:
-            del self._texts[next(iter(self._texts))]
-        return texts
-
-    def add(self, salt: str, tokens: Sequence[int], n_known: int) -> None:
-        """Add a prompt and its answer.
-
-        Args:
-            n_known: first tokens that are also those of an earlier request.
-        """
-        texts = self.of(salt)
-        texts.extend(tokens[n_known if len(texts) else 0 :][-MOST_TOKENS // 2 :])
-        texts.end_text()
-        if len(texts) > MOST_TOKENS:
-            texts.keep_last(MOST_TOKENS // 2)
-
-
 class Drafting:
     """The drafts of one answer.
 
     Args:
         drafter: new; it gets the prompt here.
         model: new; drafts when its expected gain is larger than the drafter's.
-        repeats: the answer has to be the same again for the same request, so it has no drafts from other requests:
-            steps of other widths round in another way.
 
     Attributes:
         source, probabilities: of what take() has returned; no probabilities if it is from the text.
@@ -94,10 +57,8 @@ class Drafting:
         drafter: Drafter,
         prompt: Sequence[int],
         model: ModelDrafter | HeadDrafter | None = None,
-        *,
-        repeats: bool = False,
     ) -> None:
-        self.model, self.speculation, self._repeats = model, speculation, repeats
+        self.model, self.speculation = model, speculation
         self.source: DraftSource = "prompt"
         self.probabilities: Sequence[float] = ()
         self._n_prompt = len(prompt)
@@ -117,11 +78,6 @@ class Drafting:
         self._rest, self._rests_until = _REST, 0  # the next rest, and the length with which the last one ends
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
-    def follow(self, earlier: SuffixAutomaton) -> None:
-        """Draft from other requests' texts, too, unless the answer has to be repeatable."""
-        if isinstance(self._drafter, SuffixAutomaton) and not self._repeats:
-            self._drafter.follow(earlier)
-
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
@@ -129,12 +85,8 @@ class Drafting:
         """
         self._catch_up(tokens)
         self._step, self._share = step, None
-        n_compared = self._gate.n_compared
-        self._drafted, self._match = self._drafter.draft(n_compared)
-        other = self._drafter.draft_from_other(n_compared) if isinstance(self._drafter, SuffixAutomaton) else ([], 0)
-        choice = self._gate.plan(self._drafted, self._match, step, limit, *other)
-        if choice.is_other:
-            self._drafted, self._match = other[0], Gate.other(other[1])
+        self._drafted, self._match = self._drafter.draft(self._gate.n_compared)
+        choice = self._gate.plan(self._drafted, self._match, step, limit)
         self._length = choice.length
         if self.model is not None:
             self.model.n_requested = self._model_request(self.model, limit, choice) if limit > 0 else None
@@ -234,8 +186,6 @@ class Drafting:
     @property
     def _text_source(self) -> DraftSource:
         """What a draft by the drafter is a copy of."""
-        if self._match < Gate.MODEL:
-            return "earlier"
         begin = self._drafter.draft_begin if isinstance(self._drafter, SuffixAutomaton) else 0
         return "prompt" if begin < self._n_prompt else "answer"
 

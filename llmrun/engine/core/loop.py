@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.draft_model import DraftModel
-from llmrun.engine.core.drafts import Drafting, EarlierTexts
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import sample_rows
@@ -93,7 +92,6 @@ class Engine:
         self._suspects: list[Sequence] = []  # of a batch that failed: each runs alone, to find the one that fails
         self._admission_paused = False  # the KV cache was full; resume when a sequence finishes
         self._has_cancelled = False
-        self._earlier = EarlierTexts()
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
         self._sole_request: int | None = None  # the only request in the last batch, or in the loop
         self._has_all_threads = True  # in the last batch
@@ -152,8 +150,6 @@ class Engine:
             self._drafts = self._drafts_requested = True
             if drafting.model is not None and isinstance(self._draft_model, HeadModel):
                 self._draft_model.switch_on()
-            if isinstance(drafting, Drafting):
-                drafting.follow(self._earlier.of(sequence.salt))
         self._sole_request = None if self.busy else sequence.request
         sequence.number = next(self._numbers)
         sequence.metrics.arrived = sequence.metrics.arrived or self._clock()
@@ -549,8 +545,6 @@ class Engine:
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
         if isinstance(sequence.drafting, StepProbe):
             rest.append(StepsMeasured(sequence.request, sequence.drafting.times()))
-        if isinstance(sequence.drafting, Drafting):
-            self._earlier.add(sequence.salt, sequence.tokens, sequence.n_reused)
         finished = Finished(sequence.request, reason, sequence.stats(self._window, self._threads_in_use), detail)
         if sequence.turn is not None and reason == "stop" and not sequence.text.stopped_by:
             sequence.turn.finish(finished, sequence.tokens)

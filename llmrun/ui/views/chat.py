@@ -110,14 +110,12 @@ _BAR_CELLS = 8
 _DRAFTED: dict[DraftSource, str] = {
     "prompt": "copied from the prompt",
     "answer": "copied from the answer itself",
-    "earlier": "copied from an earlier request",
     "model": "by the draft model",
     "heads": "by the model's heads",
     "probe": "to measure a step",
 }
 _SHORTLY: dict[DraftSource, str] = {
-    "prompt": "prompt", "answer": "answer", "earlier": "earlier request", "model": "draft model", "heads": "heads",
-    "probe": "measurement",
+    "prompt": "prompt", "answer": "answer", "model": "draft model", "heads": "heads", "probe": "measurement",
 }  # fmt: skip
 
 
