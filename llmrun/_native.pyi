@@ -142,6 +142,9 @@ class Sampler:
             ValueError: a token is not in the vocabulary; nothing has changed then.
         """
 
+    def undraw(self, count: int) -> None:
+        """Take the random generators and mirostat's state back to before the last sample() calls, at most 64."""
+
     def accept(self, token: int) -> None:
         """Add a token of the answer to the history that the penalties and a watermark look at.
 

@@ -270,6 +270,7 @@ void define_sampler(nb::module_& module) {
         .def("rewind", [](Sampler& sampler, size_t dropped,
                           const std::vector<int32_t>& tokens) { sampler.rewind(dropped, tokens); },
              "dropped"_a, "tokens"_a)
+        .def("undraw", &Sampler::undraw, "count"_a)
         .def("explain", explain, "back"_a, "count"_a)
         .def("copy", [](const Sampler& sampler) { return Sampler(sampler); })
         .def("log_probabilities", log_probabilities, "address"_a, "token"_a, "count"_a)

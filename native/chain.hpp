@@ -5,9 +5,8 @@
 // Must not know random draws of tokens, nor the fast way.
 #pragma once
 
-#include <random>
-
 #include "dry.hpp"
+#include "generator.hpp"
 #include "history.hpp"
 #include "params.hpp"
 #include "stages.hpp"
@@ -23,7 +22,7 @@ struct Surroundings {
     const TokenCounts& counts;
     const History& history;
     Dry& dry;
-    std::mt19937& xtc_random;
+    Generator& xtc_random;
 };
 
 // The first of all steps: the list has to be ascending by id. Throws BadLogits.

@@ -64,7 +64,7 @@ class Replay {
                 counts.add(call_.history[i]);
             }
         }
-        std::mt19937 xtc_random = call_.xtc_random;
+        Generator xtc_random = call_.xtc_random;
         for (const Step step : order) {
             apply(step, candidates_, {params_, counts, history, dry, xtc_random});
             note(name_of(step));

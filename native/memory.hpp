@@ -6,9 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <vector>
 
+#include "generator.hpp"
 #include "watermark.hpp"
 
 namespace llmrun {
@@ -17,7 +17,7 @@ struct RememberedCall {
     std::vector<float> logits;      // [vocabulary_size] as the model wrote them
     std::vector<uint32_t> allowed;  // a bit for each token; empty when everything was allowed
     std::vector<int32_t> history;   // what the penalties looked at, oldest first
-    std::mt19937 xtc_random;        // before the call
+    Generator xtc_random{0};        // before the call
     float mu = 0.0f;                // before the call
     std::vector<int32_t> watermark;  // context of the watermark, oldest first
     int32_t chosen = 0;

@@ -111,6 +111,8 @@ size_t most_changes(int32_t vocabulary_size, const SamplerParams& params) {
 // Sampling from fewer tokens than this without looking at the rest is quicker than masking a row.
 constexpr size_t few_tokens = 256;
 
+constexpr size_t known_draws = 64;  // as many as a run of decode steps may have drawn in vain
+
 bool in_default_order(const std::vector<Step>& steps) { return std::is_sorted(steps.begin(), steps.end()); }
 
 bool has_equals(const Candidates& candidates, std::vector<float>& logits) {
@@ -152,7 +154,12 @@ int32_t Sampler::sample(const float* logits, const Mask& mask) {
     if (memory_.capacity() > 0) {
         remember(logits, mask);
     }
+    const Drawn before{random_.count(), xtc_random_.count(), mu_};
     const int32_t token = mask.allows_everything() ? choose(logits) : choose_allowed(logits);
+    if (drawn_.size() >= 2 * known_draws) {
+        drawn_.erase(drawn_.begin(), drawn_.end() - known_draws);
+    }
+    drawn_.push_back(before);
     if (memory_.capacity() > 0) {
         memory_.next().chosen = token;
         memory_.keep();
@@ -199,6 +206,17 @@ void Sampler::rewind(size_t dropped, std::span<const int32_t> tokens) {
     }
     if (watermark_) {
         watermark_->rewind(tokens);
+    }
+}
+
+void Sampler::undraw(size_t count) {
+    count = std::min(count, drawn_.size());
+    if (count > 0) {
+        const Drawn before = drawn_[drawn_.size() - count];
+        random_.go_back(before.words);
+        xtc_random_.go_back(before.xtc_words);
+        mu_ = before.mu;
+        drawn_.resize(drawn_.size() - count);
     }
 }
 
@@ -309,7 +327,7 @@ int32_t Sampler::choose_exactly() {
     if (params_.mirostat != 0) {
         return candidates[draw_by_mirostat(candidates)].id;
     }
-    std::mt19937 xtc_random = xtc_random_;  // stays as it is if a later step fails
+    Generator xtc_random = xtc_random_;  // stays as it is if a later step fails
     for (const Step step : steps_) {
         apply(step, candidates, {params_, counts_, history_, dry_, xtc_random});
     }

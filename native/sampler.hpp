@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <random>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +21,7 @@
 #include "changes.hpp"
 #include "dry.hpp"
 #include "explain.hpp"
+#include "generator.hpp"
 #include "history.hpp"
 #include "mask.hpp"
 #include "memory.hpp"
@@ -68,6 +68,10 @@ class Sampler {
     // a token is not in the vocabulary; nothing has changed then.
     void rewind(size_t dropped, std::span<const int32_t> tokens);
 
+    // Takes the random generators, and mirostat's mu, back to where they were before the last `count` sample() calls,
+    // of which at least the last 64 are known.
+    void undraw(size_t count);
+
     // What the steps did in the sample() call `back` calls ago, the last one being 0; moves nothing.
     // Throws std::invalid_argument when that call is not remembered.
     Explanation explain(size_t back, size_t count) const;
@@ -81,7 +85,7 @@ class Sampler {
     void require_known(std::span<const int32_t> tokens) const;
 
     int32_t vocabulary_size() const { return vocabulary_size_; }
-    // The state of the random generators, the chain's and XTC's, as std::mt19937 writes it; for tests.
+    // The state of the random generators, the chain's and XTC's, as Generator writes it; for tests.
     std::string random_state() const;
     // How many tokens were chosen by doing every step on the whole vocabulary.
     int64_t exact_count() const { return exact_count_; }
@@ -90,6 +94,12 @@ class Sampler {
     size_t bytes_read() const { return peaks_.bytes_read(); }
 
   private:
+    struct Drawn {
+        uint64_t words;  // of the generators, before a sample() call
+        uint64_t xtc_words;
+        float mu;
+    };
+
     void remember(const float* logits, const Mask& mask);
     void remember_said(int32_t token);
     int32_t choose(const float* logits);
@@ -112,9 +122,10 @@ class Sampler {
     History history_;
     TokenCounts counts_;  // of the last repeat_last_n tokens; empty when nothing is penalised
     Dry dry_;
-    std::mt19937 random_;
-    std::mt19937 xtc_random_;
+    Generator random_;
+    Generator xtc_random_;
     float mu_;  // mirostat's largest allowed surprise, bits
+    std::vector<Drawn> drawn_;
 
     const float* logits_ = nullptr;  // valid during a call
     Peaks peaks_;

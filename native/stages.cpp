@@ -101,7 +101,7 @@ float largest_logit(Candidates& candidates) {
 }
 
 // Uniform in [0, 1): takes two words of the generator.
-double uniform(std::mt19937& random) { return std::uniform_real_distribution<double>(0.0, 1.0)(random); }
+double uniform(Generator& random) { return std::uniform_real_distribution<double>(0.0, 1.0)(random); }
 
 // Where a draw ends when rounding or NaN has kept the sum from reaching its target: llama.cpp takes the last
 // one, which we do unless it is impossible.
@@ -114,7 +114,7 @@ size_t last_possible(Candidates& candidates) {
 }
 
 // std::discrete_distribution of the probabilities without its allocations. One candidate needs no draw.
-size_t draw_discrete(Candidates& candidates, std::mt19937& random) {
+size_t draw_discrete(Candidates& candidates, Generator& random) {
     if (candidates.size < 2) {
         return 0;
     }
@@ -324,7 +324,7 @@ void min_p(Candidates& candidates, float p) {
     candidates.size = kept;
 }
 
-void exclude_top_choices(Candidates& candidates, float probability, float threshold, std::mt19937& random) {
+void exclude_top_choices(Candidates& candidates, float probability, float threshold, Generator& random) {
     if (probability <= 0.0f || threshold > 0.5f || candidates.size < 2) {
         return;
     }
@@ -390,7 +390,7 @@ void dynamic_temperature(Candidates& candidates, float middle, float range, floa
     temperature(candidates, lowest + (highest - lowest) * powf(share, exponent));
 }
 
-size_t draw(Candidates& candidates, std::mt19937& random) {
+size_t draw(Candidates& candidates, Generator& random) {
     if (candidates.size == 1) {
         uniform(random);  // one draw a token, so that a seed's stream does not depend on the truncation
         return 0;
@@ -406,7 +406,7 @@ size_t draw(Candidates& candidates, std::mt19937& random) {
     return last_possible(candidates);
 }
 
-size_t draw_by_mirostat(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random) {
+size_t draw_by_mirostat(Candidates& candidates, MirostatTarget target, float& mu, Generator& random) {
     softmax(candidates);
     const size_t chosen = draw_discrete(candidates, random);
     const float surprise = -log2f(candidates[chosen].p);

@@ -9,8 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <random>
 #include <vector>
+
+#include "generator.hpp"
 
 namespace llmrun {
 
@@ -82,7 +83,7 @@ void top_p(Candidates& candidates, float p);
 // Keeps tokens at least p times as likely as the likeliest, which always stays.
 void min_p(Candidates& candidates, float p);
 // XTC: with the given chance removes every token as likely as the threshold but the least likely of them.
-void exclude_top_choices(Candidates& candidates, float probability, float threshold, std::mt19937& random);
+void exclude_top_choices(Candidates& candidates, float probability, float threshold, Generator& random);
 
 // Mirostat 1 and 2, https://arxiv.org/abs/2007.14966: sorts, and keeps what is not more surprising than mu
 // bits. Version 1 estimates how many that are from a Zipf exponent of the 100 likeliest tokens.
@@ -100,7 +101,7 @@ void dynamic_temperature(Candidates& candidates, float temperature, float range,
 // ---- steps that choose; each returns an index into the list ----
 
 // Inverse transform with one uniform draw, also when there is one candidate.
-size_t draw(Candidates& candidates, std::mt19937& random);
+size_t draw(Candidates& candidates, Generator& random);
 
 struct MirostatTarget {
     float tau;  // wanted surprise, bits
@@ -108,6 +109,6 @@ struct MirostatTarget {
 };
 
 // Draws, and steers mu towards the wanted surprise.
-size_t draw_by_mirostat(Candidates& candidates, MirostatTarget target, float& mu, std::mt19937& random);
+size_t draw_by_mirostat(Candidates& candidates, MirostatTarget target, float& mu, Generator& random);
 
 }  // namespace llmrun

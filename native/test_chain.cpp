@@ -56,7 +56,7 @@ struct Bench {
 
     // The probabilities of a draw, by token; 0 for those that are not in the list.
     Floats by_token() {
-        std::mt19937 any(0);
+        Generator any(0);
         draw(candidates, any);
         float sum = 0;
         for (const Candidate& candidate : candidates) {
@@ -73,7 +73,7 @@ struct Bench {
     TokenCounts counts;
     History history;
     Dry dry;
-    std::mt19937 random{0};
+    Generator random{0};
     std::vector<Candidate> storage;
     Scratch scratch;
     Candidates candidates{};

@@ -32,7 +32,7 @@ struct List {
 
     // The probabilities that a draw would take, in the list's order.
     Floats drawn_from() {
-        std::mt19937 random(0);
+        Generator random(0);
         draw(candidates, random);
         float sum = 0;
         for (const Candidate& candidate : candidates) {
@@ -127,7 +127,7 @@ void test_min_p() {
 
 void test_top_choices() {
     const auto with = [](float threshold) {
-        std::mt19937 random(0);
+        Generator random(0);
         return List({0.4f, 0.3f, 0.2f, 0.1f})
             .after([&](Candidates& c) { exclude_top_choices(c, 0.99f, threshold, random); })
             .ids();
@@ -373,6 +373,35 @@ void test_one_draw_a_token() {
     CHECK(singleton.random_state() == control.random_state());
 }
 
+void test_draws_are_taken_back() {
+    for (const int32_t mirostat : {0, 1, 2}) {
+        SamplerParams params = neutral();
+        params.mirostat = mirostat;
+        params.xtc_probability = 0.5f;
+        params.xtc_threshold = 0.001f;
+        Sampler sampler(256, params);
+        Floats logits(256);
+        for (size_t i = 0; i < logits.size(); ++i) {
+            logits[i] = -std::log(static_cast<float>(i + 1));
+        }
+        for (int i = 0; i < 300; ++i) {
+            next(sampler, logits);
+        }
+        const Sampler before(sampler);
+        for (const int count : {1, 20, 64}) {
+            for (int i = 0; i < count; ++i) {
+                next(sampler, logits);
+            }
+            sampler.undraw(static_cast<size_t>(count));
+            CHECK(sampler.random_state() == before.random_state());
+            Sampler again(sampler), expected(before);
+            for (int i = 0; i < 20; ++i) {
+                CHECK(next(again, logits) == next(expected, logits));
+            }
+        }
+    }
+}
+
 void test_copies() {
     SamplerParams params = neutral();
     params.presence_penalty = 1.0f;
@@ -468,6 +497,7 @@ int main() {
     test_ties_and_extremes();
     test_mirostat_steers();
     test_one_draw_a_token();
+    test_draws_are_taken_back();
     test_copies();
     test_bad_logits();
     test_nonsense_is_refused();

@@ -42,7 +42,7 @@ class Choice(NamedTuple):
     """The choice of one token."""
 
     text: str  # bytes that are not a whole character are U+FFFD
-    forced: bool  # the grammar allowed only this token, so that nothing was sampled and there are no candidates
+    forced: bool  # by the grammar, or its end before the limit: nothing was sampled, and there are no candidates
     candidates: tuple[str, ...] = ()  # texts of the compared tokens, the model's most likely first
     chosen: int = 0  # index of the token among them
     steps: tuple[ChainStep, ...] = ()  # of the sampler chain, in order

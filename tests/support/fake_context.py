@@ -144,6 +144,7 @@ class FakeContext:
         before_decode: called at the beginning of each decode call, with its number.
         poison: a token; no batch in which it stands can be decoded.
         set_state_error: what set_state() raises.
+        copies_whole: whether copy() copies all of a stream, whatever the length.
         hidden_cells: how many cells are in use by something that nobody knows of.
         n_computed: tokens that are computed; with is_asynchronous those of the last batch only after a wait for them.
     """
@@ -183,7 +184,7 @@ class FakeContext:
         self.poison: int | None = None
         self.set_state_error: Exception | None = None
         self.hidden_cells = self.n_computed = 0
-        self.is_asynchronous = False
+        self.is_asynchronous = self.copies_whole = False
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)
         self.cuts, self.has_checkpoints = cuts, has_checkpoints
@@ -382,6 +383,12 @@ class FakeContext:
         if not self.unified:
             self._divide(target)
         return True
+
+    def n_copied(self, source: int, length: int) -> int:
+        """See base.Context."""
+        if self.unified or self.on_device:
+            return 0
+        return len(self._cells[source]) if self.copies_whole else length
 
     def checkpoint(self, sequence_id: int) -> bytearray:
         """See base.Context."""

@@ -99,6 +99,8 @@ class DecodeRun:
             n_steps = min(n_steps, self._window - sequence.n_cached)
             if sequence.limits.max_tokens:
                 n_steps = min(n_steps, sequence.limits.max_tokens - sequence.n_completion)
+            if sequence.thinking is not None:
+                n_steps = min(n_steps, sequence.thinking.n_left or n_steps)
         return n_steps if slots.make_room(n_steps * len(self._sequences)) else 1
 
     def account(self, slots: Slots) -> int:
@@ -112,7 +114,7 @@ class DecodeRun:
             sequence.n_steps += n_steps
             sequence.metrics.model_seconds += sum(self.decode_seconds[:n_steps])
             if n_steps < len(fed):
-                sequence.sampler.rewind(len(fed) - n_steps, sequence.tokens)
+                sequence.sampler.undraw(len(fed) - n_steps, sequence.text_tokens)
             n_decoded += n_steps
         return n_decoded
 
@@ -135,7 +137,7 @@ class DecodeRun:
                 if row in ended and len(self.sampled) >= ended[row].n_steps:
                     continue
                 reason, detail = sequence.append(tokens[row], vocabulary, window, now, events)
-                if reason or sequence.must_close:
+                if reason or sequence.is_closing:
                     ended[row] = Ending(len(self.sampled), reason, detail)
 
 

@@ -153,8 +153,8 @@ class Drafting:
     def _catch_up(self, tokens: Sequence[int]) -> None:
         """Give the new tokens to the drafters, and compare the last drafts with them."""
         new = tokens[len(self._drafter) :]
-        for drafter in self._drafters:
-            drafter.extend(new)
+        for drafter in self._drafters:  # native code extends the first one alone
+            drafter.extend(tokens[len(drafter) :])
         self._gate.compare(new)
 
     def take(self, count_allowed: Callable[[list[int]], int]) -> list[int]:

@@ -377,7 +377,7 @@ class Engine:
             self._decoded += run.account(self._slots)
         for row, ending in run.ended.items():
             sequence, error = running[row], ending.error
-            if sequence.must_close:
+            if sequence.is_closing and not ending.reason and error is None:
                 self._close_reasoning(sequence, run.events)
                 continue
             run.events += [self._fail(sequence, error)] if error else self._finish(sequence, *ending[1:3])
@@ -521,7 +521,7 @@ class Engine:
         return tokens
 
     def _close_reasoning(self, sequence: Sequence, events: list[Event]) -> None:
-        """Close the reasoning of a sequence whose run has ended because the reasoning repeats itself."""
+        """Close the reasoning of a sequence whose run has ended because the reasoning may not go on."""
         if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
             self._truncate(sequence, sequence.n_cached)
         if sequence.drafting is not None:

@@ -101,10 +101,13 @@ class HeadModel:
         """What measures the heads' steps."""
         return self._heads
 
-    @property
-    def longest_sequence(self) -> tuple[int, int]:
-        """The sequence with the most cached tokens, and their number."""
+    def measured_sequence(self) -> tuple[int, int]:
+        """Return the sequence with the most cached tokens, and their number."""
         return self._heads.longest
+
+    def restore(self, sequence_id: int, length: int) -> bool:
+        """Cut a measured sequence to its length."""
+        return self._heads.forget(sequence_id, length)
 
     @property
     def n_most(self) -> int:

@@ -87,6 +87,7 @@ class SequenceSampler:
         self._vocabulary = vocabulary
         self._constraint = constraint
         self._end = end
+        self._text = list(prompt) if end is not None else []  # all tokens, for what replaces one
         self._bans = bool(banned) or any(bias == -math.inf for _, bias in params.logit_bias)
         # The last tokens, and whether each was sampled, not forced; the native sampler remembers the sampled ones.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
@@ -154,12 +155,18 @@ class SequenceSampler:
         self._native.accept(token)
         self._record(token, 0)
 
+    def undraw(self, n_tokens: int, remaining: Sequence[int]) -> None:
+        """Remove the last n_tokens as rewind() does, as if they had never been sampled; is_plain."""
+        self.rewind(n_tokens, remaining)
+        self._native.undraw(n_tokens)
+
     def rewind(self, n_tokens: int, remaining: Sequence[int]) -> None:
         """Remove the last n_tokens; `remaining` are all others of the sequence, prompt included."""
         if self._constraint and n_tokens:
             self._constraint.rewind(n_tokens)
             if self._end is not None:
                 self._end.rewind(n_tokens)
+                self._text = list(remaining)
         dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
         self._native.rewind(sum(is_sampled for _, is_sampled in dropped), remaining)
 
@@ -169,12 +176,18 @@ class SequenceSampler:
         Args:
             address: of the logits; 0 for a forced token.
         """
+        is_sampled = address != 0
         if self._constraint:
             self._constraint.accept(token)
             if self._end is not None:
-                token = self._end.accept(token, is_forced=not address)
+                sampled, token = token, self._end.accept(token, is_forced=not is_sampled)
+                if token != sampled:
+                    self._native.rewind(1, self._text)
+                    self._native.accept(token)
+                    is_sampled = False
+                self._text.append(token)
         if self._last.maxlen:
-            self._last.append((token, address != 0))
+            self._last.append((token, is_sampled))
         if self.n_logprobs is not None:
             self.logprob = self._logprob(token, address, self.n_logprobs)
         return token

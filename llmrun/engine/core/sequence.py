@@ -126,8 +126,17 @@ class Sequence:
         """Sampling its next token needs nothing but the logits after the last one; it may have drafts."""
         drafts_natively = self.drafting is None or self.drafting.is_native
         is_decoding = self.n_waiting == 1 and self.n_completion > 0 and drafts_natively
-        has_others = self.limits.ban or self.media is not None or self.thinking is not None
-        return is_decoding and self.sampler.is_plain and not has_others
+        return is_decoding and self.sampler.is_plain and not self.limits.ban
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether the next tokens close the reasoning: it repeats itself, or its budget is used up."""
+        return self.must_close or (self.thinking is not None and self.thinking.is_used_up)
+
+    @property
+    def text_tokens(self) -> list[int]:
+        """Its tokens without those of images and audio."""
+        return self.tokens if self.media is None else text_only(self.tokens)
 
     @property
     def n_completion(self) -> int:
@@ -172,7 +181,7 @@ class Sequence:
         self.refused.setdefault(remaining, set()).add(self.tokens[remaining])
         del self.tokens[remaining:]
         self.drafted = {index: drafted for index, drafted in self.drafted.items() if index < remaining}
-        self.sampler.rewind(n_tokens, self.tokens if self.media is None else text_only(self.tokens))
+        self.sampler.rewind(n_tokens, self.text_tokens)
         if self.thinking is not None:
             self.thinking.rewind(self.n_completion)
         if self.logprobs is not None:

@@ -4,7 +4,8 @@ Owns every change of the KV cache except decode(), so that its record of cached 
 the parked prefixes. Must not know the waiting requests.
 
 No KV state is copied out of the cache while a sequence runs, because all of them would wait: a prefix that is evicted
-then is forgotten. Prefixes are copied to host memory and to the disk while the engine rests.
+then is forgotten. Prefixes are copied to host memory and to the disk while the engine rests. Within the cache, what is
+copied for a new sequence takes far less time than the prefill that it saves.
 
 They go to host memory because in a unified KV cache on the processor, every row of a batch reads every used cell, if
 only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If each
@@ -36,7 +37,11 @@ _UNNOTICED_SECONDS = 0.2  # of prefill: a prefix that needs less is not copied t
 _HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SHOWN = 12  # tokens of a difference
 _MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
-_SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two
+_SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two ...
+_MAX_MOVED_CELLS = 4096  # ... up to this length; beyond, steps are mostly attention, which splitting does not slow down
+# Cells copied for each token of a prefix, where all of the source has to be copied: the prefill of a token takes at
+# least 40 times as long as copying its cells, from 135M on a slow processor to 8B on a fast one.
+_MOST_COPIED = 16
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -372,6 +377,8 @@ class Slots:
             return slot, False
         if not self._context.unified and self._longest(tokens, salt, [slot])[1] == shared:
             self.truncate(slot, shared)
+        elif self._context.n_copied(source, shared) > _MOST_COPIED * shared:
+            return slot, False
         elif not self._copy_prefix(source, slot, shared):
             return self._longest(tokens, salt, self.idle)[0], False
         return slot, True
@@ -423,15 +430,20 @@ class Slots:
         self._n_split_steps = self._n_split_steps + 1 if has_streams and max(busy) - min(busy) >= len(busy) else 0
         if self._n_split_steps < _SPLIT_STEPS:
             return []
-        runs, self._n_split_steps = sorted(_runs(busy), key=len), 0
+        runs, self._n_split_steps = sorted(_runs(busy), key=self._n_cached), 0
         source = runs[0][0]
-        target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1})
+        if self._context.n_copied(source, len(self.cached[source])) > _MAX_MOVED_CELLS:
+            return []
+        target = min(self.idle & {runs[-1][0] - 1, runs[-1][-1] + 1}, key=self._cost)
         self.truncate(target, 0)
         with suppress(LlmrunError, MemoryError):
             if self._context.copy(source, target, len(self.cached[source])):
                 self._move(source, target)
                 return [(source, target)]
         return []
+
+    def _n_cached(self, slots: Collection[int]) -> int:
+        return sum(len(self.cached[slot]) for slot in slots)
 
     def _move(self, source: int, target: int) -> None:
         """Record that a slot's cells were copied to another one, and empty it."""

@@ -62,12 +62,26 @@ def measure_steps(
         with slots.emptied(shortest) as is_empty:
             if is_empty:
                 times += _measure(context, shortest, 0, clock, is_interrupted, lambda: context.forget(shortest, 0))
-        if draft_model is not None and draft_model.longest_sequence[1] + max(WIDTHS) <= draft_model.context.n_ctx:
-            drafts, (slot, length) = draft_model.context, draft_model.longest_sequence
-            draft_times += _measure(drafts, slot, length, clock, is_interrupted, lambda: drafts.forget(slot, length))
+        if draft_model is not None:
+            draft_times += _measure_drafts(draft_model, clock, is_interrupted)
     except (Aborted, CacheFull):
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
+
+
+def _measure_drafts(
+    draft_model: DraftModel | HeadModel, clock: Callable[[], float], is_interrupted: Callable[[], bool]
+) -> list[StepTime]:
+    """Measure step times of what drafts; none if its window is full."""
+    slot, length = draft_model.measured_sequence()
+    if length + max(WIDTHS) > draft_model.context.n_ctx:
+        return []
+
+    def restore() -> None:
+        if not draft_model.restore(slot, length):
+            raise Aborted
+
+    return _measure(draft_model.context, slot, length, clock, is_interrupted, restore)
 
 
 def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object]:

@@ -282,6 +282,9 @@ class Context(Protocol):
             checkpoint: of the source after `length` tokens, for a memory that can't be cut.
         """
 
+    def n_copied(self, source: int, length: int) -> int:
+        """Return how many cells in the machine's memory copy() would copy; it may need to copy all of the source."""
+
     def checkpoint(self, sequence_id: int) -> bytearray:
         """Return a copy of the part of a sequence's memory that forget() can't cut; empty if it can't be copied."""
 

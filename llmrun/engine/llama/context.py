@@ -19,8 +19,9 @@ from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.parameters import Watch, check_kv_types, context_parameters, guarded, out_of_memory
+from llmrun.engine.llama.prefix_state import prefix_state
 from llmrun.engine.llama.rollback import Rollback
-from llmrun.engine.llama.zeroing import zeroes_on_demand
+from llmrun.engine.llama.zeroing import noting_cleared, zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
@@ -37,7 +38,6 @@ _SPLIT_FROM = 256
 _SPLIT_TYPES = {("f16", "f16"), ("f32", "f32")}
 # A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
 _MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
-_MAX_KEPT = 1 << 24  # bytes: memory for a copy is kept up to this size, because using new memory takes longer
 _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 
@@ -107,13 +107,14 @@ class LlamaContext:
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
         self._threads = load.threads, load.threads_batch or load.threads  # of a batch of one token, and of more
+        self._kv_buffers: list[int] = []  # in the machine's memory, whose cells can be copied one by one
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
             self.close()  # not the plain cache whose format _state() converts
             self._set_layout(has_streams=False)
             self._open(self._initial_room())
-        self._positions, self._copied = Positions(), bytes_of(bytearray())
+        self._positions = Positions()
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
@@ -236,7 +237,8 @@ class LlamaContext:
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         self.model.buffer_log.begin_context(llama, verbose=load.verbose)
-        context = llama.llama_init_from_model(self.model.pointer, params)
+        with noting_cleared() as self._kv_buffers:
+            context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise out_of_memory(load, room, self.model.buffer_log.failed)
         memory = llama.llama_get_memory(context)
@@ -491,7 +493,7 @@ class LlamaContext:
                 return False
             if not self.unified:
                 self._copying.add(target)
-        elif not self._copy_stream(source, target):
+        elif not self._copy_stream(source, target, length):
             return False
         self._positions.copy(source, target)
         if self.heads is not None:
@@ -513,14 +515,25 @@ class LlamaContext:
             rollback.copied(source, target)
         return state is None or self._put_checkpoint(target, state)
 
-    def _copy_stream(self, source: int, target: int) -> bool:
-        """Copy a sequence's cells within the machine's memory; llama.cpp would copy its whole stream."""
-        n_bytes = self._llama.llama_state_seq_get_size(self._pointer, source)
-        state = self._copied if n_bytes <= len(self._copied) else bytes_of(bytearray(n_bytes))
-        if n_bytes <= _MAX_KEPT:
-            self._copied = state
-        n_bytes = self._llama.llama_state_seq_get_data(self._pointer, state, n_bytes, source)
-        return bool(self._llama.llama_state_seq_set_data(self._pointer, state, n_bytes, target) == n_bytes)
+    def n_copied(self, source: int, length: int) -> int:
+        if self.unified or self.on_device or not self.shares:
+            return 0
+        return length if self._kv_buffers else self._length(source)
+
+    def _copy_stream(self, source: int, target: int, length: int) -> bool:
+        """Copy a sequence's first cells within the machine's memory; llama.cpp would copy its whole stream."""
+        llama = self._llama
+        n_bytes = llama.llama_state_seq_get_size(self._pointer, source)
+
+        def export(address: int) -> int:
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+            return int(llama.llama_state_seq_get_data(self._pointer, pointer, n_bytes, source))
+
+        state = prefix_state(export, n_bytes, source, length, self._kv_buffers) if self._kv_buffers else None
+        if state is None:
+            state = bytes_of(bytearray(n_bytes))
+            export(ctypes.addressof(state))
+        return bool(llama.llama_state_seq_set_data(self._pointer, state, len(state), target) == len(state))
 
     def checkpoint(self, sequence_id: int) -> bytearray:
         state = self._checkpoint(sequence_id)

@@ -1,4 +1,4 @@
-"""Buffers of ggml's processor whose pages take memory when they are used, not when they are cleared.
+"""Buffers of ggml's processor, whose pages take memory when they are used, and whose reads can be noted.
 
 llama.cpp clears a new KV cache with memset, which takes 0.5 s and the memory of all its cells for each GiB, used or
 not. The system gives zeroed pages on demand, so clearing only has to give the pages back. ggml has no setting for it:
@@ -13,6 +13,8 @@ import ctypes
 import functools
 import mmap
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from llmrun.engine.llama.library import function
@@ -21,6 +23,7 @@ _Pointer = ctypes.c_void_p
 _Words = ctypes.POINTER(_Pointer)
 _Allocate: Any = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_size_t)
 _Clear: Any = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_uint8)
+_Get: Any = ctypes.CFUNCTYPE(None, _Pointer, _Pointer, _Pointer, ctypes.c_size_t, ctypes.c_size_t)
 _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)  # Windows has none
 _SMALL = 1 << 20  # bytes; memset is as fast
 # struct ggml_backend_buffer_type begins with get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size.
@@ -28,7 +31,9 @@ _ALLOC, _MAX_SIZE, _ALLOC_SIZE = 1, 3, 4
 # struct ggml_backend_buffer: functions up to clear and reset, then its type, the memory and its size.
 _MOST_WORDS = 14
 _CLEAR, _RESET, _BASE, _SIZE = -2, -1, 1, 2  # from the type on
+_GET, _SET_RECTANGLE, _GET_RECTANGLE, _COPY, _FUNCTIONS = 5, 6, 7, 8, 11
 _installed: list[Any] = []  # callbacks that ggml holds
+_cleared: list[int] = []  # buffers, since note_cleared()
 
 
 @functools.cache
@@ -46,6 +51,7 @@ def zeroes_on_demand() -> bool:
     allocate = _Allocate(functions[_ALLOC])
 
     def clear(buffer: int, value: int) -> None:
+        _cleared.append(buffer)
         zero(base_of(buffer), size_of(buffer), value)
 
     def allocate_clearable(buffer_type: int, size: int) -> int | None:
@@ -57,6 +63,43 @@ def zeroes_on_demand() -> bool:
     _installed.extend((_Clear(clear), _Allocate(allocate_clearable)))
     functions[_ALLOC] = ctypes.cast(_installed[1], _Pointer).value
     return True
+
+
+@contextmanager
+def noting_cleared() -> Iterator[list[int]]:
+    """Yield a list that gets the buffers that are cleared meanwhile, as those of a new KV cache are."""
+    _cleared.clear()
+    found: list[int] = []
+    yield found
+    found += (buffer for buffer in _cleared if _can_note_reads(buffer))
+
+
+@contextmanager
+def noting_reads(buffers: Sequence[int], note: Callable[[int, int, int], object]) -> Iterator[None]:
+    """Call note(address, target, size) instead of copying what ggml reads from these buffers, one at a time."""
+    data_of = function("ggml_get_data", ctypes.c_void_p, _Pointer)
+
+    def get(_: int, tensor: int, target: int, offset: int, size: int) -> None:
+        note(data_of(tensor) + offset, target, size)
+
+    callback = _Get(get)
+    words = [ctypes.cast(buffer, _Words) for buffer in buffers]
+    before = [functions[_GET] for functions in words]
+    try:
+        for functions in words:
+            functions[_GET] = ctypes.cast(callback, _Pointer).value
+        yield
+    finally:
+        for functions, get_tensor in zip(words, before, strict=True):
+            functions[_GET] = get_tensor
+
+
+def _can_note_reads(buffer: int) -> bool:
+    """Return whether a buffer has the functions of the processor's buffers where they are expected."""
+    words = ctypes.cast(buffer, _Words)
+    buffer_type = function("ggml_backend_buffer_get_type", _Pointer, _Pointer)(buffer)
+    has_functions = bool(words[_GET] and words[_COPY] and words[_FUNCTIONS] == buffer_type)
+    return has_functions and not words[_SET_RECTANGLE] and not words[_GET_RECTANGLE]
 
 
 def zero(base: int, size: int, value: int = 0) -> None:

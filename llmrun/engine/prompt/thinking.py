@@ -278,6 +278,12 @@ class ThinkingBudget:
         tracker, used = self._states[-1]
         return tracker.stage is Stage.INSIDE and used >= self._max_tokens
 
+    @property
+    def n_left(self) -> int | None:
+        """The least number of tokens after which the reasoning may have to be closed; None if it has ended."""
+        tracker, used = self._states[-1]
+        return None if tracker.stage is Stage.ANSWER else max(1, self._max_tokens - used)
+
     def push(self, text: str) -> None:
         """Add the text of the answer's next token."""
         before, used = self._states[-1]

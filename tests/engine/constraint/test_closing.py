@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 from typing import Any
 
 import jsonschema
 import pytest
-from support.fake_context import END
+from support.fake_context import END, N_VOCAB, FakeVocabulary, favouring
 from support.grammar_cases import SCHEMAS
 from support.schema_answers import EXACT, VOCABULARY, allowed, of_schema
 
 from llmrun.engine.constraint.closing import TimelyEnd
-from llmrun.engine.constraint.matcher import Matcher, tokens_of
+from llmrun.engine.constraint.matcher import Matcher, compile_grammar, tokens_of
+from llmrun.engine.core.sampler import SequenceSampler
+from llmrun.grammar import read_grammar
+from llmrun.protocol.params import SamplingParams
 
 OPEN: dict[str, Any] = {
     "anything": {},
@@ -91,3 +95,19 @@ def test_a_rewound_answer_is_complete_too() -> None:
     text = '["abc' + answer(constraint, end, 3, 15)
     assert isinstance(json.loads(text), list)
     assert end.is_cut_short
+
+
+def test_the_sampler_knows_the_token_that_replaced_its_own() -> None:
+    """The penalties count what is in the answer, and the explanation calls it forced."""
+    vocabulary = FakeVocabulary()
+    constraint = compile_grammar(read_grammar('root ::= "{" [a-f]* "}"'), vocabulary)
+    end = TimelyEnd(constraint, constraint.tokens, 5, constraint.endings)
+    params = SamplingParams(temperature=0, repeat_penalty=2.0)
+    sampler = SequenceSampler(params, vocabulary, [], constraint, remember=8, end=end)
+    rows = [(ctypes.c_float * N_VOCAB)(*favouring(ord(letter))) for letter in "{abcd"]
+    answer = [sampler.sample(ctypes.addressof(row)) for row in rows]
+    assert bytes(answer) == b"{abc}"
+    assert [choice.forced for choice in sampler.explain(8, 2)] == [False] * 4 + [True]
+    likely = favouring(ord("d"))
+    likely[ord("}")] = likely[ord("d")] + 1
+    assert sampler.native.sample(ctypes.addressof((ctypes.c_float * N_VOCAB)(*likely))) == ord("d")

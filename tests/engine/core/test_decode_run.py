@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -10,13 +11,15 @@ from typing import Any
 
 import pytest
 from support.conversation import Conversation
-from support.fake_context import END, endless, hashed, scripted, tokens_of
+from support.fake_context import END, endless, favouring, hashed, scripted, tokens_of
 
 from llmrun import _native
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
-from llmrun.protocol.messages import Event, Failed, Finished, Stats
+from llmrun.engine.prompt.thinking import ThinkingBudget
+from llmrun.protocol.messages import Event, Failed, Finished, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.reasoning import ReasoningSyntax
 from llmrun.protocol.speculation import Speculation, StepTime
 
 TIMES = {
@@ -81,6 +84,31 @@ def test_a_run_gives_the_events_of_single_steps(
         for each in (False, True)
     )
     assert runs == plain
+
+
+@pytest.mark.parametrize("most_thoughts", [0, 1, 5, 30, 300])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_reasoning_is_closed_at_its_budget_within_runs(most_thoughts: int, *, inside: bool, is_streaming: bool) -> None:
+    tags = ReasoningSyntax("<think>", "</think>")
+    answer = "" if inside else "<think>"
+
+    def thinking(tokens: Sequence[int]) -> Sequence[float]:
+        said = bytes(tokens).decode()[2:]
+        return hashed(tokens) if said.startswith(answer) else favouring(ord(answer[len(said)]))
+
+    found, n_calls = [], []
+    for in_runs in (False, True):
+        talk, budget = Conversation(thinking, n_ctx=200), ThinkingBudget(tags, inside, most_thoughts)
+        talk.ask("Hi", SamplingParams(temperature=1.0, seed=5), most=80, thinking=budget)
+        step, n_steps = talk.engine.step, itertools.count()
+        talk.engine.step = lambda *args, step=step, n_steps=n_steps: (next(n_steps), step(*args))[1]  # type: ignore[method-assign]
+        events = finish(talk, in_runs=in_runs, is_streaming=is_streaming)
+        found.append("".join(event.text for event in events if isinstance(event, TextDelta)))
+        n_calls.append(len(talk.context.calls) / next(n_steps))
+    assert found[0] == found[1]
+    assert ("</think>" in found[0]) == (most_thoughts < 80)
+    assert n_calls[0] <= 1 < 2 < n_calls[1], "native code decodes"
 
 
 def test_the_end_of_an_answer_ends_a_run() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections.abc import Sequence
@@ -10,10 +11,10 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, FakeContext, Model, endless, favouring, hashed, tokens_of
 
-from llmrun._native import SuffixAutomaton
+from llmrun._native import CancelFlag, SuffixAutomaton
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
 from llmrun.protocol.messages import Finished
 from llmrun.protocol.speculation import Speculation, StepTime
 
@@ -206,6 +207,37 @@ def test_a_prompt_is_read_only_when_the_answer_is_long_enough_for_it() -> None:
     tables = Speculation(7, tuple(StepTime(width, 0, 1 + width / 64) for width in (1, 4, 8, 16)), slow)
     assert pair.say("x" * 400, 10, tables).stats.draft_steps == 0
     assert pair.say("y" * 400, 590, tables).stats.accepted_tokens > 0
+
+
+def test_the_steps_of_one_that_can_not_cut_are_measured_after_nothing() -> None:
+    """And it goes on from nothing: what it holds stays what it is known to hold."""
+    pair = Pair(endless, n_ctx=400, n_batch=256)
+    pair.small.cuts, pair.small.max_draft = False, 15
+    pair.clock.per_token = 1.0
+    pair.say("x" * 100, 30)
+    measured = pair.engine.measure_steps(lambda: False)
+    assert {time.depth for time in measured.draft_times} == {0}
+    assert pair.say("x" * 100, 30).stats.accepted_tokens > 0
+
+
+def test_what_was_decoded_while_it_rested_is_read_afterwards() -> None:
+    """It is wrong at first, so that it rests; native code decodes meanwhile."""
+    wrong = 200
+
+    def imitation(tokens: Sequence[int]) -> Sequence[float]:
+        return favouring(ord("z") if len(tokens) < wrong else likeliest(hashed, tokens))
+
+    pair = Pair(hashed, imitation, n_ctx=1000)
+    drafting, limit = pair.drafting("x", Speculation(7, TIMES, CHEAP)), RunLimit(16, math.inf, CancelFlag())
+    pair.ask("x", most=600, drafting=drafting)
+    n_runs = 0
+    while pair.engine.busy:
+        before = len(pair.context.calls)
+        pair.events += pair.engine.step(limit)
+        n_runs += len(pair.context.calls) > before + 1
+    assert n_runs > 1
+    stats = pair.finished().stats
+    assert stats.model_accepted > 250
 
 
 def test_its_steps_are_measured_after_what_it_has_read() -> None:

@@ -6,10 +6,11 @@ import base64
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.effort import loops
-from support.fake_context import END, FakeContext, FakeVocabulary, favouring
+from support.fake_context import END, FakeContext, FakeVocabulary, favouring, hashed
 
 from llmrun._native import CancelFlag
 from llmrun.engine.core.loop import Engine
@@ -233,23 +234,22 @@ def goes_round_for_ever(tokens: Sequence[int]) -> Sequence[float]:
     return favouring(ord((LOOP * 100)[len(said.rpartition(CLOSED)[2])]))
 
 
-def ask(engine: Engine, number: int, question: str, grammar: Grammar | None = None) -> None:
+def ask(engine: Engine, number: int, question: str, grammar: Grammar | None = None, **more: Any) -> None:
     request = AnswerRequest(
         (Message("user", question),),
-        sampling=SamplingParams(temperature=0),
-        limits=Limits(3000),
         grammar=grammar,
         stops_repeats=True,
+        **{"sampling": SamplingParams(temperature=0), "limits": Limits(3000), **more},
     )
     preparer = Preparer(FakeVocabulary(), TEMPLATE, 4000)
     engine.add(preparer.prepare(Generate(number, request), lambda event: None))
 
 
-def answers(engine: Engine, *, runs: bool) -> dict[int, tuple[str, Finished]]:
+def answers(engine: Engine, *, runs: bool, steps: int = 64) -> dict[int, tuple[str, Finished]]:
     """Return the text of each answer and its end."""
     events: list[Event] = []
     while engine.busy:
-        events += engine.step(RunLimit(64, 1.0, CancelFlag())) if runs else engine.step()
+        events += engine.step(RunLimit(steps, 1.0, CancelFlag())) if runs else engine.step()
     texts: dict[int, str] = {}
     for event in events:
         if isinstance(event, TextDelta):
@@ -268,6 +268,24 @@ def test_the_answer_follows(*, runs: bool, grammar: Grammar | None) -> None:
     assert (LOOP * 20).startswith(thoughts)
     assert (answer, finished.reason, finished.stats.loops_closed) == ("{yes}", "stop", 1)
     assert finished.stats.completion_tokens == len(text) + 1
+
+
+@pytest.mark.parametrize("mirostat", [0, 2])
+def test_the_answer_of_a_seed_does_not_depend_on_when_the_loop_was_seen(mirostat: int) -> None:
+    """Native code has sampled more tokens by then."""
+
+    def logits(tokens: Sequence[int]) -> Sequence[float]:
+        return hashed(tokens) if CLOSED in text_of(tokens) else goes_round(tokens)
+
+    found = set()
+    for steps in (0, 7, 64):
+        engine = Engine(FakeContext(logits, n_ctx=4000))
+        sampling = SamplingParams(seed=3, temperature=1.0, xtc_probability=0.3, xtc_threshold=0.1, mirostat=mirostat)
+        ask(engine, 1, "yes", limits=Limits(800), sampling=sampling)
+        text, finished = answers(engine, runs=steps > 0, steps=steps)[1]
+        assert finished.stats.loops_closed == 1
+        found.add(text.partition(CLOSED)[2])
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("runs", [False, True])

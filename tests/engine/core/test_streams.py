@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from support.conversation import Conversation
@@ -99,6 +100,43 @@ def test_sequences_that_run_are_neighbours_again_after_some_steps() -> None:
     for request, most in ((0, 100), (3, 100)):
         assert crowd.text(request) == alone(f"{request} prompt", most)
     assert crowd.computed() == 4 * len("0 prompt") + 2 * 99 + 2 * 9, "nothing was computed again"
+
+
+def test_the_shorter_sequences_move_and_none_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long conversation in slot 0, short ones in slots 2 and 3."""
+    for length, most_cells, moved in ((400, 4096, [2, 3]), (400, 4, []), (3, 4096, [0])):
+        monkeypatch.setattr("llmrun.engine.core.slots._MAX_MOVED_CELLS", most_cells)
+        crowd = talk()
+        copy, sources = crowd.context.copy, list[int]()
+
+        def counting(source: int, *rest: int, copy: Any = copy, sources: list[int] = sources) -> bool:
+            sources.append(source)
+            return bool(copy(source, *rest))
+
+        monkeypatch.setattr(crowd.context, "copy", counting)
+        prompts = ["a" * length, "ended", "short", "brief"]
+        for request, prompt in enumerate(prompts):
+            crowd.ask(prompt, SAMPLING, most=2 if request == 1 else 60, request=request)
+        crowd.run()
+        assert sources == moved
+        assert [crowd.text(request) for request in (0, 2, 3)] == [alone(prompts[request], 60) for request in (0, 2, 3)]
+        check_cells(crowd)
+
+
+@pytest.mark.parametrize(("copies_whole", "n_copied"), [(True, 0), (False, 40)])
+def test_a_prefix_is_computed_again_where_copying_all_of_its_source_takes_longer(
+    copies_whole: bool, n_copied: int
+) -> None:
+    crowd = talk()
+    crowd.context.copies_whole = copies_whole
+    long, other = SYSTEM[:40] + "x" * 700, SYSTEM[:40] + "y" * 20
+    crowd.answer(long, SAMPLING, most=4)
+    before = crowd.computed()
+    assert crowd.answer(other, SAMPLING, most=4)[0] == alone(other, 4)
+    assert crowd.started().reused_tokens == n_copied
+    assert crowd.computed() - before == len(other) - n_copied + 3
+    crowd.answer(long + "!", SAMPLING, most=4)
+    assert crowd.started().reused_tokens == len(long), "the conversation stays"
 
 
 def test_a_new_sequence_closes_the_gap() -> None:

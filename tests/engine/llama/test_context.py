@@ -269,12 +269,11 @@ def test_where_positions_depend_on_the_window_each_sequence_has_its_own(
 # ---- copying, states
 
 
-@pytest.mark.parametrize(("n_cells", "most_kept"), [(2 * STEP, 0), (0, 0), (0, 1 << 24)])
+@pytest.mark.parametrize("n_cells", [2 * STEP, 0])
 @pytest.mark.parametrize("on_device", [False, True])
 def test_a_copy_goes_on_by_itself(
-    model: LlamaModel, n_cells: int, most_kept: int, on_device: bool, monkeypatch: pytest.MonkeyPatch
+    model: LlamaModel, n_cells: int, on_device: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context_module, "_MAX_KEPT", most_kept)
     monkeypatch.setattr(context_module, "_is_on_device", lambda load: on_device)
     prompt, other = tokens(11, 100), tokens(12, 30)
     with opened(model, STEP, n_seq_max=3, n_cells=n_cells) as context:

@@ -134,6 +134,45 @@ def test_a_cache_on_a_device_is_whole_and_another_one_without_flash_attention_st
         assert context.on_device == is_whole
 
 
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_prefix_of_a_long_stream_is_copied_without_the_rest(model: LlamaModel, kv_type: str) -> None:
+    long, shared, rest = prompt_of(2048), 200, prompt_of(BATCH, seed=1)
+    with closing(context_of(model, n_seq_max=2, kv_type_k=kv_type, kv_type_v=kv_type)) as context:
+        assert context.shares
+        assert not context.unified
+        for number in (1, 0):  # the first and the last stream
+            other = 1 - number
+            logits_of(context, long, number)
+            before = resident()
+            assert context.copy(number, other, shared)
+            assert resident() - before < len(long) * CELL_BYTES / 2
+            assert context.n_copied(number, shared) == shared
+            batch = [Entry(token, shared + i, other, i == BATCH - 1) for i, token in enumerate(rest)]
+            context.decode(batch)
+            found = ctypes.string_at(context.logits(-1), 4 * context.vocabulary.n_tokens)
+            context.forget(number, shared)
+            batch = [entry._replace(sequence_id=number) for entry in batch]
+            context.decode(batch)
+            assert ctypes.string_at(context.logits(-1), 4 * context.vocabulary.n_tokens) == found
+            context.clear()
+
+
+def test_a_prefix_that_is_not_the_first_cells_of_its_stream_is_copied_with_the_rest(model: LlamaModel) -> None:
+    """As in a conversation whose beginning was left out, and the gap closed."""
+    with closing(context_of(model, n_seq_max=2)) as context:
+        logits_of(context, prompt_of(600))
+        assert context.drop(0, 100, 200)
+        continued = [Entry(token, 500 + i, 0, i == 99) for i, token in enumerate(prompt_of(100, seed=2))]
+        context.decode(continued)  # in cells 100 to 199
+        assert context.copy(0, 1, 400)
+        found = []
+        for sequence in (0, 1):
+            context.forget(sequence, 400)
+            context.decode([Entry(7, 400, sequence, True)])
+            found.append(ctypes.string_at(context.logits(-1), 4 * context.vocabulary.n_tokens))
+        assert found[0] == found[1]
+
+
 def test_zero_gives_pages_back_and_leaves_what_is_around_them() -> None:
     size = 16 * mmap.PAGESIZE
     memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
