@@ -292,6 +292,9 @@ class CancelFlag:
 abort_callback_address: int
 """bool (void *flag), for llama_set_abort_callback: true once the flag is set."""
 
+eval_callback_address: int
+"""bool (void *tensor, bool ask, void *flag), for mtmd_context_params.cb_eval: false once the flag is set."""
+
 progress_callback_address: int
 """bool (float progress, void *flag), for llama_model_params.progress_callback: false stops the load."""
 

@@ -297,6 +297,7 @@ void define_control(nb::module_& module) {
         .def_prop_ro("progress", [](const CancelFlag& flag) { return flag.progress.load(); })
         .def_prop_ro("address", [](const CancelFlag& flag) { return std::bit_cast<uintptr_t>(&flag); });
     module.attr("abort_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_abort_callback);
+    module.attr("eval_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_eval_callback);
     module.attr("progress_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_progress_callback);
     module.attr("log_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_log_callback);
     module.def(

@@ -110,6 +110,12 @@ bool llmrun_abort_callback(void* data) {
     return static_cast<const CancelFlag*>(data)->cancelled.load(std::memory_order_relaxed);
 }
 
+bool llmrun_eval_callback(void* /*tensor*/, bool ask, void* data) {
+    constexpr unsigned operations = 16;
+    thread_local unsigned count = 0;
+    return ask ? ++count % operations == 0 : !llmrun_abort_callback(data);
+}
+
 bool llmrun_progress_callback(float progress, void* data) {
     auto* flag = static_cast<CancelFlag*>(data);
     flag->progress.store(progress, std::memory_order_relaxed);

@@ -1,8 +1,8 @@
 // Steering and hearing llama.cpp from outside Python: C callbacks that its threads may call at any time.
 //
 // Owns the cancel flag, the log filter and the watch on the front's end of the pipe. Needs no GIL and must
-// not know Python or llama.h; the signatures are those of ggml_abort_callback, llama_progress_callback and
-// ggml_log_callback.
+// not know Python or llama.h; the signatures are those of ggml_abort_callback, llama_progress_callback,
+// ggml_backend_sched_eval_callback and ggml_log_callback.
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,10 @@ extern "C" {
 
 // For llama_set_abort_callback; data is a CancelFlag*. True stops the computation.
 bool llmrun_abort_callback(void* data);
+
+// For mtmd_context_params.cb_eval; data is a CancelFlag*. Looks at it every few operations, since an encoder has no
+// abort callback; false ends the computation, as if it were complete.
+bool llmrun_eval_callback(void* tensor, bool ask, void* data);
 
 // For llama_model_params.progress_callback; data is a CancelFlag*. Notes the progress; false stops the load.
 bool llmrun_progress_callback(float progress, void* data);

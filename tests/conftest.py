@@ -22,9 +22,22 @@ if TYPE_CHECKING:
 PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
 
 
-def pytest_configure() -> None:
-    """Give each worker its own share of the cores: engines that share cores wait for one another."""
+BUSY = ExitStack()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "keep N processes busy at normal priority beside the tests"
+    parser.addoption("--busy", type=int, default=0, metavar="N", help=help_text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the processes of --busy, once. Give each worker its own share of the cores: engines that share cores wait
+    for one another."""
     worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None and config.getoption("--busy"):
+        from support.busy import busy_processes
+
+        BUSY.enter_context(busy_processes(config.getoption("--busy")))
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return
     n_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -32,6 +45,15 @@ def pytest_configure() -> None:
     cores = sorted(os.sched_getaffinity(0))
     share = cores[len(cores) * number // n_workers : len(cores) * (number + 1) // n_workers]
     os.sched_setaffinity(0, share or cores)
+
+
+def pytest_unconfigure() -> None:
+    BUSY.close()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    n_busy = config.getoption("--busy")
+    return f"beside {n_busy} busy processes" if n_busy else ""
 
 
 @pytest.fixture(autouse=True)

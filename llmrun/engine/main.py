@@ -385,7 +385,7 @@ class EngineProcess:
         self._loaded_model().engine.add(sequence)
 
     def _explain(self, command: ExplainChoices) -> AnswerExplanation:
-        answer = self._loaded_model().engine.finished(command.answer)
+        answer = self._loaded_model().engine.explainable(command.answer)
         choices = answer.sampler.explain(command.last, command.candidates)
         first = len(answer.tokens) - len(choices)
         drafted = (answer.drafted.get(index) for index in range(first, len(answer.tokens)))

@@ -273,7 +273,13 @@ def _plan(facts: Header, hardware: Hardware, preferences: LoadPreferences) -> Pl
         return None
 
 
-def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> float | None:
+def predicted_rate(
+    header: Header,
+    depth: int,
+    *,
+    measures: bool = False,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> float | None:
     """Return the predicted tokens/s of a local model after this many tokens, None if unknown, as `llmrun plan` does.
 
     Args:
@@ -284,7 +290,7 @@ def predicted_rate(header: Header, depth: int, *, measures: bool = False) -> flo
         hardware = this_machine()
         speed = remembered(hardware, folder)
         if speed is None and measures:
-            speed = speed_of(hardware, types_of([candidate]), folder)
+            speed = speed_of(hardware, types_of([candidate]), folder, on_progress)
     except LlmrunError:
         return None
     row = look_ahead(candidate, hardware.when_quiet, speed, (depth,) if depth else ())

@@ -100,10 +100,10 @@ class HttpApp:
         self._pool, self._traffic, self._metrics, *_ = state
         self._catalog, self._page, self._manage, self._on_served = catalog, page, manage, on_served
 
-    def app(self, policy: Policy) -> App:
-        """Return the ASGI application."""
+    @property
+    def routes(self) -> list[Route]:
         get = ["GET"]
-        routes = [
+        return [
             *(
                 Route(path, _CompletionEndpoint(api, self._state), methods=["POST"])
                 for path, api in COMPLETION_APIS.items()
@@ -118,8 +118,11 @@ class HttpApp:
             Route("/api/hello", self._hello, methods=get),  # health check of Claude Code
             *self._page.routes,
         ]
+
+    def app(self, policy: Policy) -> App:
+        """Return the ASGI application."""
         handlers: Any = {HTTPException: _no_route, LlmrunError: _failed, Exception: _internal_error}
-        starlette = Starlette(routes=routes, exception_handlers=handlers)
+        starlette = Starlette(routes=self.routes, exception_handlers=handlers)
         return self._logged(Guard(starlette, policy, _refuse))
 
     def _logged(self, app: App) -> App:

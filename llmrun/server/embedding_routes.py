@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError
+from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.model.embeddings import MOST_CHARACTERS, MOST_TEXTS, Embedding, Ranking, TextVectors, joined
 from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
@@ -31,7 +32,12 @@ _FLOAT_BYTES = 4
 
 class _Waiting(NamedTuple):
     command: EmbedTexts
-    done: asyncio.Future[TextsEmbedded]
+    done: asyncio.Future[TextsEmbedded]  # cancelled when the client leaves
+
+    @property
+    def size(self) -> int:
+        """Characters, or tokens."""
+        return sum(map(len, self.command.texts or self.command.tokens))
 
 
 class EmbeddingBatches:
@@ -55,22 +61,35 @@ class EmbeddingBatches:
         return await one.done
 
     async def _work(self) -> None:
-        while self._waiting:
-            count = together([one.command for one in self._waiting])
-            chosen, self._waiting = self._waiting[:count], self._waiting[count:]
+        while waiting := _still_wanted(self._waiting):
+            count = together([one.command for one in waiting])
+            chosen, self._waiting = waiting[:count], waiting[count:]
             try:
-                answers = await self._answers([one.command for one in chosen])
+                await self._do(chosen)
             except LlmrunError as error:
                 await self._one_by_one(chosen, error)
-            else:
-                for one, answer in zip(chosen, answers, strict=True):
+
+    async def _do(self, chosen: Sequence[_Waiting]) -> None:
+        """Run one job for some commands. It is stopped when the clients of most of it have left, and done again for the
+        others."""
+        while wanted := _still_wanted(chosen):
+            job = asyncio.ensure_future(self._answers([one.command for one in wanted]))
+            for one in wanted:
+                one.done.add_done_callback(partial(_cancel_if_left, job, wanted))
+            await asyncio.wait((job,))
+            if not job.cancelled():
+                for one, answer in zip(wanted, job.result(), strict=True):
                     _resolve(one, answer)
+                break
 
     async def _one_by_one(self, chosen: Sequence[_Waiting], error: LlmrunError) -> None:
         """Run the commands of a failed job one by one, so that only the cause gets the error."""
         for one in chosen:
+            if len(chosen) == 1:
+                _resolve(one, error)
+                continue
             try:
-                _resolve(one, error if len(chosen) == 1 else (await self._answers([one.command]))[0])
+                await self._do([one])
             except LlmrunError as own:
                 _resolve(one, own)
 
@@ -81,6 +100,17 @@ class EmbeddingBatches:
             return list(split(done, commands))
         except ValueError as error:
             raise EngineCrashedError("the engine sent no vectors", why=f"it sent garbage ({error})") from error
+
+
+def _still_wanted(waiting: Iterable[_Waiting]) -> list[_Waiting]:
+    """Return the requests whose clients have not left."""
+    return [one for one in waiting if not one.done.done()]
+
+
+def _cancel_if_left(job: asyncio.Future[Any], chosen: Sequence[_Waiting], done: asyncio.Future[Any]) -> None:
+    """Cancel the job of some requests if the clients of most of its text have left."""
+    if 2 * sum(one.size for one in _still_wanted(chosen)) < sum(one.size for one in chosen):
+        job.cancel()
 
 
 def _resolve(one: _Waiting, answer: TextsEmbedded | LlmrunError) -> None:
@@ -158,10 +188,10 @@ class EmbeddingRoutes:
         async def embed(http: Request) -> Response:
             request = read(await read_json(http.receive))
             self._state.pool.adapters.refuse(self._state.pool.true_name(request.model))
-            async with self._state.engine(request.model, request.keep_seconds) as (engine, pooled):
+            async with self._state.engine(request.model, http.receive, request.keep_seconds) as (engine, pooled):
                 embedding = Embedding(pooled.loaded_model.header, pooled.located.spec.embedding, request.options)
                 commands = embedding.of_tokens(request.tokens) if request.tokens else embedding.commands(request.texts)
-                results = await self._results(http, engine, list(commands))
+                results = await self._results(engine, list(commands))
             name, _ = self._log_usage(http, request.model, pooled, results)
             body = await asyncio.to_thread(lambda: write(request, joined(map(embedding.read, results)), name))
             return await asyncio.to_thread(JSONResponse, body)
@@ -171,25 +201,18 @@ class EmbeddingRoutes:
     async def _rerank(self, http: Request) -> Response:
         request = embeddings.read_rerank(await read_json(http.receive))
         self._state.pool.adapters.refuse(self._state.pool.true_name(request.model))
-        async with self._state.engine(request.model) as (engine, pooled):
+        async with self._state.engine(request.model, http.receive) as (engine, pooled):
             ranking = Ranking(pooled.loaded_model.header, pooled.located.spec.embedding)
-            results = await self._results(http, engine, list(ranking.commands(request.query, request.documents)))
+            results = await self._results(engine, list(ranking.commands(request.query, request.documents)))
         name, tokens = self._log_usage(http, request.model, pooled, results)
         return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens))
 
-    async def _results(
-        self, http: Request, engine: EngineConnection, commands: Iterable[EmbedTexts]
-    ) -> list[TextsEmbedded]:
-        """Return the result of each command; stop if the client disconnects."""
+    async def _results(self, engine: EngineConnection, commands: Iterable[EmbedTexts]) -> list[TextsEmbedded]:
+        """Return the result of each command."""
         if engine not in self._batches:
             self._batches = {each: batches for each, batches in self._batches.items() if each.alive}
             self._batches[engine] = EmbeddingBatches(engine)
-        results = []
-        for command in commands:
-            if await http.is_disconnected():
-                raise CancelledError("the client disconnected")
-            results.append(await self._batches[engine].embed(command))
-        return results
+        return [await self._batches[engine].embed(command) for command in commands]
 
     def _log_usage(
         self, http: Request, model: str, pooled: PooledModel, results: Iterable[TextsEmbedded]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -53,7 +53,7 @@ class EngineRoutes:
 
     async def _props(self, request: Request) -> Response:
         """Describe the model in ?model=, or the first one, as llama-server does."""
-        async with self._state.engine(request.query_params.get("model", "")) as (_, pooled):
+        async with self._state.engine(request.query_params.get("model", ""), request.receive) as (_, pooled):
             model = pooled.loaded_model
             return JSONResponse(
                 {
@@ -88,47 +88,47 @@ class EngineRoutes:
         fields = Fields(await read_json(request.receive))
         text = fields.text("content") or fields.text("prompt") or ""
         special = fields.flag("parse_special") is not False
-        async with self._state.engine(fields.text("model") or "") as (engine, _):
+        async with self._state.engine(fields.text("model") or "", request.receive) as (engine, _):
             found = await engine.do(TOKENIZE_LOADED, TokenizeText("", text, special))
         return JSONResponse({"tokens": list(found.tokens), "count": len(found.tokens)})
 
     async def _detokenize(self, request: Request) -> Response:
         fields = Fields(await read_json(request.receive))
         tokens = fields.wholes("tokens", 0, HIGHEST_TOKEN)
-        async with self._state.engine(fields.text("model") or "") as (engine, _):
+        async with self._state.engine(fields.text("model") or "", request.receive) as (engine, _):
             text = await engine.do(DETOKENIZE, tokens)
         return JSONResponse({"content": text})
 
     # ---- about the prompt of a request for completions ----
 
     async def _apply_template(self, request: Request) -> Response:
-        prompt = await self._ask(APPLY_TEMPLATE, openai_chat.read, await read_json(request.receive))
+        prompt = await self._ask(request, APPLY_TEMPLATE, openai_chat.read)
         return JSONResponse({"prompt": prompt})
 
     async def _count_messages(self, request: Request) -> Response:
-        counted = await self._ask(COUNT_TOKENS, anthropic.read_count, await read_json(request.receive))
+        counted = await self._ask(request, COUNT_TOKENS, anthropic.read_count)
         return JSONResponse({"input_tokens": counted.total})
 
     async def _count_chat(self, request: Request) -> Response:
-        counted = await self._ask(COUNT_TOKENS, openai_chat.read, await read_json(request.receive))
+        counted = await self._ask(request, COUNT_TOKENS, openai_chat.read)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
 
     async def _count_response(self, request: Request) -> Response:
-        body = self._state.responses.expanded(await read_json(request.receive))
-        counted = await self._ask(COUNT_TOKENS, openai_responses.read, body)
+        responses = self._state.responses
+        counted = await self._ask(request, COUNT_TOKENS, lambda body: openai_responses.read(responses.expanded(body)))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
 
     async def _ask(
         self,
+        request: Request,
         kind: JobKind[AnswerRequest, Empty, _Result],
-        read: Callable[[Mapping[str, Any]], CompletionRequest],
-        body: Mapping[str, Any],
+        read: Callable[[dict[str, Any]], CompletionRequest],
     ) -> _Result:
-        """Return an engine's result for the prompt of a request that `read` takes from a body."""
-        completion = await asyncio.to_thread(read, body)
-        async with self._state.engine(completion.model) as (engine, pooled):
-            request = self._state.pool.complete(pooled, completion.model, completion.request)
-            return await engine.do(kind, request)
+        """Return an engine's result for the prompt of a request that `read` takes from its body."""
+        completion = await asyncio.to_thread(read, await read_json(request.receive))
+        async with self._state.engine(completion.model, request.receive) as (engine, pooled):
+            prompt = self._state.pool.complete(pooled, completion.model, completion.request)
+            return await engine.do(kind, prompt)
 
     # ---- kept responses ----
 

@@ -12,10 +12,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from enum import Enum, auto
 from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
@@ -37,8 +36,8 @@ from llmrun.server.answer import EVENT_STREAM, SSE_COMMENT, AnswerWriter, Comple
 from llmrun.server.connection import EngineConnection
 from llmrun.server.http import (
     LONG_BODY,
-    AnswerTimeoutError,
     BusyError,
+    ClientLeftError,
     DrainingError,
     ErrorBody,
     Headers,
@@ -55,6 +54,7 @@ from llmrun.server.metrics import RequestClock, ServerMetrics
 from llmrun.server.pool import Pool, PooledModel, prompt_hash
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.stored_responses import ResponseStore
+from llmrun.server.watch import Watch, watched
 
 KEEP_ALIVE_SECONDS = 5.0
 """A stream without output for this long gets a keep-alive."""
@@ -84,21 +84,9 @@ class CompletionApi(NamedTuple):
     is_stored: bool = False  # in ServerState.responses
 
 
-class _Signal(Enum):
-    """Reasons, besides engine events, to wake a waiting exchange."""
-
-    DISCONNECTED = auto()
-    IDLE = auto()  # nothing was sent for KEEP_ALIVE_SECONDS
-    SHUTDOWN = auto()  # the grace period is over
-    TIMEOUT = auto()  # the answer takes too long
-
-
-_Item = tuple[int, AnswerEvent] | _Signal | Exception
-"""What a waiting exchange gets: an event and the index of its answer, a signal, or an error of its own."""
-
-
-class _ClientDisconnected(Exception):  # noqa: N818 - not an error of ours
-    pass
+_Item = tuple[int, AnswerEvent] | Exception | None
+"""What a waiting exchange gets: an event and the index of its answer, an error of its own, or None if nothing was sent
+for KEEP_ALIVE_SECONDS."""
 
 
 class _Backlog:
@@ -135,20 +123,21 @@ class Traffic:
     """
 
     def __init__(self, limit: int, answer_seconds: float) -> None:
-        self.is_draining, self.answer_seconds = False, answer_seconds
+        self.is_draining = False
+        self._answer_seconds = answer_seconds
         self._limit, self._n_answers, self._drain_deadline = limit, 0, math.inf
-        self._exchanges: set[HttpExchange] = set()
+        self._watches: set[Watch] = set()
 
     @property
     def is_busy(self) -> bool:
         return self._n_answers > 0
 
-    @contextmanager
-    def admitted(self, n_answers: int, exchange: HttpExchange | None = None) -> Iterator[None]:
+    @asynccontextmanager
+    async def admitted(self, n_answers: int, receive: Receive) -> AsyncIterator[Watch]:
         """Count the answers of a request as in progress until the block ends.
 
         Args:
-            exchange: notified when the grace period is over; a request without one is cancelled then.
+            receive: of the request. The block is stopped as watched() says, and when the grace period is over.
 
         Raises:
             UsageError: these are more answers than may ever be in progress.
@@ -162,14 +151,14 @@ class Traffic:
             raise UsageError(f"{n_answers} answers are requested; the server gives {self._limit} at once", hint=hint)
         if self._n_answers + n_answers > self._limit:
             raise BusyError("too many requests wait already", hint="try again in a moment")
-        exchanges = {exchange} if exchange is not None else set()
-        self._n_answers += n_answers
-        self._exchanges |= exchanges
-        try:
-            yield
-        finally:
-            self._n_answers -= n_answers
-            self._exchanges -= exchanges
+        async with watched(receive, self._answer_seconds) as watch:
+            self._n_answers += n_answers
+            self._watches.add(watch)
+            try:
+                yield watch
+            finally:
+                self._n_answers -= n_answers
+                self._watches.remove(watch)
 
     def start_draining(self, grace_seconds: float) -> None:
         """Refuse new requests, and set the time for running answers; a shorter time than before replaces it."""
@@ -177,13 +166,13 @@ class Traffic:
         self._drain_deadline = min(self._drain_deadline, time.monotonic() + grace_seconds)
 
     async def drain(self) -> None:
-        """Wait for running answers; end the ones that exceed the grace period with an error."""
+        """Wait for running answers and jobs; end the ones that exceed the grace period with an error."""
         while self.is_busy and time.monotonic() < self._drain_deadline:
             await asyncio.sleep(0.05)
-        for exchange in list(self._exchanges):
-            exchange.shut_down()
+        for watch in list(self._watches):
+            watch.end(DrainingError("the server is shutting down"))
         deadline = time.monotonic() + _ERROR_SECONDS
-        while self._exchanges and time.monotonic() < deadline:
+        while self._watches and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
 
@@ -198,12 +187,15 @@ class ServerState(NamedTuple):
 
     @asynccontextmanager
     async def engine(
-        self, model: str, keep_seconds: float | None = None
+        self, model: str, receive: Receive, keep_seconds: float | None = None
     ) -> AsyncIterator[tuple[EngineConnection, PooledModel]]:
-        """Lease a model for short jobs, which count for the queue's limit too; load it first if necessary."""
-        with self.traffic.admitted(1):
-            async with self.pool.lease(model, keep_seconds) as pooled:
-                yield await self.pool.ready(pooled), pooled
+        """Lease a model for jobs, which count for the queue's limit too; load it first if necessary.
+
+        Args:
+            receive: of the request, see Traffic.admitted().
+        """
+        async with self.traffic.admitted(1, receive), self.pool.lease(model, keep_seconds) as pooled:
+            yield await self.pool.ready(pooled), pooled
 
 
 class _Choice:
@@ -357,7 +349,7 @@ class HttpExchange:
         self._is_stream = False
         self._has_sent_headers = False
         self._ignored: Headers = []
-        self._task = _current_task()
+        self._watch: Watch | None = None
         self._sent_at = time.monotonic()
         self._is_sending = False
         self._arrived = 0.0
@@ -370,13 +362,15 @@ class HttpExchange:
             body, completion = (
                 await asyncio.to_thread(self._parse, data) if len(data) > LONG_BODY else self._parse(data)
             )
-            with self._traffic.admitted(completion.n_choices, self):
-                async with self._pool.lease(completion.model, completion.keep_seconds) as pooled:
-                    await self._respond(body, completion, pooled)
+            async with (
+                self._traffic.admitted(completion.n_choices, self._receive) as self._watch,
+                self._pool.lease(completion.model, completion.keep_seconds) as pooled,
+            ):
+                await self._respond(body, completion, pooled)
+        except ClientLeftError as error:
+            self._log["reason"] = error.code
         except LlmrunError as error:
             await self._send_error(error)
-        except _ClientDisconnected:
-            self._log["reason"] = "left"
         finally:
             self._backlog.close()
 
@@ -400,12 +394,13 @@ class HttpExchange:
         if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
             if completion.keep_seconds != 0:
                 await self._pool.ready(pooled)
-            await send_json(self._send, 200, writer.whole())
+            self._is_stream = False
+            await self._send_end(writer)
             return
         self._answers = answers = ResponseStreams(
             self._pool, pooled, completion, self.put, self._metrics, self._arrived
         )
-        watchers = [asyncio.ensure_future(self._watch_client()), asyncio.ensure_future(self._watch_clock())]
+        clock = asyncio.ensure_future(self._watch_sending(asyncio.current_task()))
         try:
             for _ in range(_GATHER_TURNS):
                 await asyncio.sleep(0)
@@ -414,14 +409,10 @@ class HttpExchange:
                 await self._forward(answers, writer)
             if self._api.is_stored:
                 self._responses.add(body, writer.whole())
-            if self._is_stream:
-                await self._send_chunk(writer.end(), is_last=True)
-            else:
-                await send_json(self._send, 200, writer.whole(), self._ignored)
+            await self._send_end(writer)
         finally:
             answers.cancel()
-            for task in watchers:
-                task.cancel()
+            clock.cancel()
 
     async def _scored_prompts(
         self, completion: CompletionRequest, pooled: PooledModel
@@ -446,8 +437,7 @@ class HttpExchange:
             for item in await self._next_items():
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, _Signal):
-                    self._raise_on(item)
+                if item is None:
                     chunk += await self._keep_alive(writer)
                     continue
                 choice, event = item
@@ -483,10 +473,6 @@ class HttpExchange:
             self._unhandled.add(choice)
             self._wake((choice, event))
 
-    def shut_down(self) -> None:
-        """End the answers with an error: the grace period is over."""
-        self._wake(_Signal.SHUTDOWN)
-
     def _wake(self, item: _Item) -> None:
         self._is_waiting = False
         self._inbox.put_nowait(item)
@@ -520,15 +506,6 @@ class HttpExchange:
             items.append(self._inbox.get_nowait())
         return items
 
-    def _raise_on(self, signal: _Signal) -> None:
-        match signal:
-            case _Signal.DISCONNECTED:
-                raise _ClientDisconnected
-            case _Signal.SHUTDOWN:
-                raise DrainingError("the server is shutting down")
-            case _Signal.TIMEOUT:
-                raise AnswerTimeoutError(f"the answer takes longer than {self._traffic.answer_seconds:g} seconds")
-
     async def _start_stream(self, writer: AnswerWriter) -> bytes:
         """Send the headers of a stream if they were not sent yet; return the first bytes of its body."""
         if self._has_sent_headers or not self._is_stream:
@@ -553,6 +530,15 @@ class HttpExchange:
             if not (data := self._backlog.read()):
                 break
         self._sent_at, self._is_sending = time.monotonic(), False
+
+    async def _send_end(self, writer: AnswerWriter) -> None:
+        """Send the end of a stream, or the whole answer; nothing stops it any more but a client that does not read."""
+        assert self._watch is not None
+        self._watch.answered()
+        if self._is_stream:
+            await self._send_chunk(writer.end(), is_last=True)
+        else:
+            await send_json(self._send, 200, writer.whole(), self._ignored)
 
     async def _send_error(self, error: LlmrunError) -> None:
         """Send an HTTP error if nothing was sent yet, otherwise an error at the end of the stream."""
@@ -582,29 +568,14 @@ class HttpExchange:
         self._log["ttft_seconds"] = round(stats.ttft_seconds, 4)
         self._log["ttft_parts"] = {name: round(value, 4) for name, value in stats.ttft_parts.items()}
 
-    async def _watch_client(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self._wake(_Signal.DISCONNECTED)
-
-    async def _watch_clock(self) -> None:
-        """Request keep-alives, enforce the time for an answer, and cancel the exchange if the client reads nothing."""
-        deadline = time.monotonic() + self._traffic.answer_seconds
+    async def _watch_sending(self, task: asyncio.Task[Any] | None) -> None:
+        """Request keep-alives, and cancel the task of the exchange if the client reads nothing."""
+        assert task is not None
         while True:
-            remaining = deadline - time.monotonic()
-            await asyncio.sleep(max(min(KEEP_ALIVE_SECONDS, remaining), 0.0))
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
             idle_seconds = time.monotonic() - self._sent_at
             if self._is_sending and idle_seconds > STALL_SECONDS:
                 self._log["reason"] = "left"
-                self._task.cancel()
-            elif time.monotonic() >= deadline:
-                self._wake(_Signal.TIMEOUT)
-                deadline = math.inf
+                task.cancel()
             elif not self._is_sending and idle_seconds >= KEEP_ALIVE_SECONDS:
-                self._wake(_Signal.IDLE)
-
-
-def _current_task() -> asyncio.Task[Any]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task
+                self._wake(None)

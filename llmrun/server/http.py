@@ -131,6 +131,13 @@ class DrainingError(LlmrunError):
     http_status = 503
 
 
+class ClientLeftError(LlmrunError):
+    """The client disconnected before its answer was complete."""
+
+    code = "left"
+    http_status = 499  # nginx's, in the log only
+
+
 class AnswerTimeoutError(LlmrunError):
     """The answer exceeds the time limit."""
 

@@ -31,6 +31,7 @@ from llmrun.server.page.requests import is_forwarded, is_same_user
 from llmrun.server.pool import Pool
 from llmrun.server.protocols import ollama
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.watch import watched
 
 _PROGRESS_SECONDS = 0.2
 
@@ -77,7 +78,8 @@ class ManageRoutes:
         lines = PullJob(_name(fields, "model", "name"), self._settings).lines()
         if fields.flag("stream") is not False:
             return StreamingResponse(as_ndjson(lines), media_type=NDJSON)
-        return JSONResponse([each async for each in lines][-1])
+        async with watched(request.receive):
+            return JSONResponse([each async for each in lines][-1])
 
     async def _copy(self, request: Request) -> Response:
         from llmrun.models.store.importing import import_model

@@ -143,6 +143,26 @@ def test_what_an_image_takes_is_told(opened: Open, kind: str) -> None:
     assert 0 < stats.media_seconds < stats.prefill_seconds
 
 
+@pytest.mark.parametrize("kind", ["gemma3", "ultravox"])
+def test_encoding_is_stopped_and_begins_again(opened: Open, kind: str) -> None:
+    """The cancel of one request may stop a step that others share, which decode it again."""
+    file = FILES[kind][0]
+    (expected,), _, _ = run(opened(kind), asked(file))
+    model = opened(kind)
+    model.engine.add(model.preparer.prepare(Generate(1, asked(file)), lambda event: None))
+    model.engine.step()  # decodes the text before the file
+    flag = model.weights.flag
+    flag.set()
+    model.engine.step()
+    flag.clear()
+    model.engine.cancel(1)
+    (ended,) = model.engine.step()
+    assert isinstance(ended, Finished)
+    assert (ended.reason, ended.stats.media_seconds) == ("cancelled", 0.0), "nothing is encoded to the end"
+    (told,), _, _ = run(model, asked(file))
+    assert told == expected
+
+
 def accepted_by(events: list[Event]) -> list[MediaAccepted]:
     return [event for event in events if isinstance(event, MediaAccepted)]
 

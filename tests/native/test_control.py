@@ -157,3 +157,15 @@ def test_a_closed_descriptor_can_not_be_watched() -> None:
     os.close(writing)
     with pytest.raises(OSError, match="descriptor"):
         _native.exit_when_closed(reading)
+
+
+def test_an_encoder_looks_at_the_flag_every_few_operations() -> None:
+    look = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(
+        _native.eval_callback_address
+    )
+    flag = _native.CancelFlag()
+    asks = [look(None, True, flag.address) for _ in range(64)]
+    assert sum(asks) == 4
+    assert look(None, False, flag.address)
+    flag.set()
+    assert not look(None, False, flag.address)

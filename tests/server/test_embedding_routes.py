@@ -196,6 +196,51 @@ def test_garbage_of_an_engine_leaves_nobody_waiting(garbage: dict[str, Any]) -> 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("leaving", "jobs"),
+    [
+        ("bbbbb", [("bbbbb", "a"), ("a",), ("later",)]),  # most of the job
+        ("a", [("bbbbb", "a"), ("later",)]),
+    ],
+)
+def test_a_job_is_done_again_without_most_of_its_clients(leaving: str, jobs: list[tuple[str, ...]]) -> None:
+    async def run() -> None:
+        engine = Engine()
+        batches = EmbeddingBatches(engine)  # type: ignore[arg-type]
+        tasks = {text: asyncio.ensure_future(batches.embed(command(text))) for text in ("bbbbb", "a")}
+        while not engine.jobs:
+            await asyncio.sleep(0)
+        later = asyncio.ensure_future(batches.embed(command("later")))
+        gone = tasks.pop(leaving)
+        gone.cancel()
+        await asyncio.wait((gone,))
+        while len(engine.jobs) < len(jobs) - 1:
+            await asyncio.sleep(0)
+        engine.may_answer.set()
+        ((text, task),) = tasks.items()
+        assert lengths(await task) == [len(text)]
+        assert lengths(await later) == [5]
+        assert engine.jobs == jobs
+
+    asyncio.run(run())
+
+
+def test_a_job_without_clients_is_stopped() -> None:
+    async def run() -> None:
+        engine = Engine()
+        batches = EmbeddingBatches(engine)  # type: ignore[arg-type]
+        tasks = [asyncio.ensure_future(batches.embed(command(text))) for text in ("bb", "a")]
+        while not engine.jobs:
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        assert batches._working is not None
+        await batches._working  # the engine answers nothing
+        assert engine.jobs == [("bb", "a")]
+
+    asyncio.run(run())
+
+
 def test_what_differs_is_not_put_together() -> None:
     assert together([command("a"), command("b")]) == 2
     for other in (command("b", pooling="cls"), command("b", query="q"), command(tokens=((1,),)), command(*["b"] * 128)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from support.gguf_writer import runnable_model, write
 from support.model_disk import lonely_home
-from support.served import LiveServer, RawResponse, parse
+from support.served import SECONDS, LiveServer, RawResponse, parse
 
 from llmrun.config import load_settings
 from llmrun.errors import NetworkError
@@ -65,6 +66,26 @@ def test_a_pull_streams_its_progress(server: LiveServer, monkeypatch: pytest.Mon
     assert [line["status"] for line in (*lines[:2], lines[-1])] == ["pulling manifest", "a note", "success"]
     assert (lines[-2]["completed"], lines[-2]["total"]) == (10, 10)
     assert server.post("/api/pull", {"model": "smollm2", "stream": False}).json == {"status": "success"}
+
+
+def test_a_pull_without_a_stream_ends_when_its_client_leaves(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def pull(spec: Any, settings: Any, on_progress: Any, on_note: Any, **_: Any) -> Path:
+        begun.set()
+        try:
+            while not ended.wait(0.01):  # longer than anybody waits
+                on_note("a note")
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(pulling, "pull", pull)
+    with server.connect() as connection:
+        connection.sendall(server.request("POST", "/api/pull", b'{"model": "smollm2", "stream": false}'))
+        assert begun.wait(SECONDS)
+    assert ended.wait(SECONDS)
 
 
 def test_a_pull_that_fails_says_so(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

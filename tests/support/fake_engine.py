@@ -128,6 +128,17 @@ def held(command: Generate | Cancel | Job) -> None:
         send(JobDone(command.request, EngineStatus()))
 
 
+def unending(command: Frame) -> None:
+    """Does everything at the same time and ends nothing before its Cancel; its status has the number."""
+    if is_job(command, "status"):
+        send(JobDone(command.request, EngineStatus(running=len(OPEN))))
+    elif isinstance(command, Generate | Job):
+        OPEN.append(command.request)
+    elif isinstance(command, Cancel) and command.request in OPEN:
+        OPEN.remove(command.request)
+        send(Failed(command.request, "cancelled", "it was cancelled"))
+
+
 def generate(command: Generate) -> None:
     render(command.request)
     if MODE == "calling":
@@ -362,6 +373,8 @@ def main() -> None:
         command = receive()
         if isinstance(command, Load):
             load(command)
+        elif MODE == "unending":
+            unending(command)
         elif MODE == "held" and (isinstance(command, Generate | Cancel) or is_job(command, "status")):
             held(command)
         elif isinstance(command, Generate) and MODE in {

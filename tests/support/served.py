@@ -139,6 +139,22 @@ class LiveServer:
         return [route.path for route in self._serving._page.routes]
 
     @property
+    def posted_paths(self) -> set[str]:
+        """Of all routes that take a POST."""
+        return {route.path for route in self._serving._http.routes if "POST" in (route.methods or ())}
+
+    @property
+    def running(self) -> int:
+        """What its engines are doing, as they say."""
+        statuses = asyncio.run_coroutine_threadsafe(self._serving.statuses(), self._loop).result(SECONDS)
+        return sum(status.running for status in statuses.values())
+
+    @property
+    def loaded(self) -> list[str]:
+        """Its models in memory."""
+        return self._serving.loaded
+
+    @property
     def drafts(self) -> tuple[ServedDrafts, ...]:
         """What drafts for its models, as `llmrun ps` shows it."""
         return self._serving.drafts

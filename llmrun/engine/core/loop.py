@@ -93,6 +93,7 @@ class Engine:
         self._admission_paused = False  # the KV cache was full; resume when a sequence finishes
         self._has_cancelled = False
         self._finished: dict[int, Sequence] = {}  # slot -> the last answer that finished there
+        self._explainable: dict[int, Sequence] = {}  # request -> answer; the last ones that remember their choices
         self._sole_request: int | None = None  # the only request in the last batch, or in the loop
         self._has_all_threads = True  # in the last batch
         self._is_ahead = False  # the device may still compute the last batch, and ...
@@ -282,6 +283,10 @@ class Engine:
             self._suspects.remove(sequence)
         self._slots.release(sequence.slot)
         self._finished[sequence.slot] = sequence
+        if sequence.sampler.remembers:
+            self._explainable[sequence.request] = sequence
+            if len(self._explainable) > self._context.n_seq_max + 1:
+                del self._explainable[next(iter(self._explainable))]
         self._admission_paused = False
         self._sole_request = self._active[0].request if len(self._active) == 1 and not self._waiting else None
 
@@ -596,3 +601,11 @@ class Engine:
             if sequence.request == request:
                 return sequence
         raise UsageError("the KV cache of that answer is gone")
+
+    def explainable(self, request: int) -> Sequence:
+        """Return a finished answer that can be explained: other answers may have taken its slot since.
+
+        Raises:
+            UsageError: several answers that remember their choices have finished since.
+        """
+        return self._explainable.get(request) or self.finished(request)

@@ -94,6 +94,11 @@ class SequenceSampler:
         self.n_logprobs = logprobs
         self.logprob: TokenLogprob | None = None
 
+    @property
+    def remembers(self) -> bool:
+        """explain() can explain tokens."""
+        return bool(self._last.maxlen)
+
     def sample(self, address: int, refused: Collection[int] = ()) -> int:
         """Sample the next token from the logits at an address, and append it to the sequence.
 

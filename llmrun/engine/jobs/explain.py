@@ -58,10 +58,10 @@ def run_explain(
     """Explain a finished answer.
 
     Raises:
-        UsageError: its KV state was reused, or its prompt has images.
+        UsageError: it is not remembered any more, or its prompt has images.
         OutOfMemoryError: a second context does not fit.
     """
-    answer = loaded.engine.finished(command.answer)
+    answer = loaded.engine.explainable(command.answer)
     if answer.media is not None:
         raise UsageError("an answer about an image can't be explained", why="only tokens can be computed again")
     tokens, n_prompt = list(answer.tokens), answer.n_prompt
@@ -73,7 +73,8 @@ def run_explain(
         prefill, decode = replay.timed()
     if flag.is_set:
         raise Aborted
-    weights, vocabulary = FileWeights(loaded.weights.header, loaded.load.threads), loaded.weights.vocabulary
+    weights = FileWeights(loaded.weights.header, loaded.load.threads, flag)
+    vocabulary = loaded.weights.vocabulary
     lens = Lens(weights)
     columns = lens.columns(collector.streams, logits, chosen, tokens)
     embedded = embedding_plane(weights, vocabulary, tokens[first:])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from llmrun import _native
+from llmrun.engine.llama.base import Aborted
 from llmrun.engine.llama.quants import Array, Quants
 from llmrun.gguf.header import Header, Tensor, other_parts
 
@@ -16,13 +18,17 @@ _MAX_ELEMENTS = 1 << 22  # of a dequantized chunk, and of a result computed from
 class FileWeights:
     """The tensors of a model's file, or of its parts.
 
+    Args:
+        flag: stops chunks().
+
     Attributes:
         tensors: name -> tensor.
         quants: ggml's quantization.
     """
 
-    def __init__(self, header: Header, threads: int) -> None:
+    def __init__(self, header: Header, threads: int, flag: _native.CancelFlag | None = None) -> None:
         self.header = header
+        self._flag = flag
         self.tensors = {tensor.name: tensor for tensor in header.tensors}
         self.quants = Quants(threads)
 
@@ -49,10 +55,15 @@ class FileWeights:
 
         Args:
             n_vectors: vectors that each row will be multiplied with; more make the chunks smaller.
+
+        Raises:
+            Aborted: the flag was set.
         """
         columns, count = tensor.shape[:2]
         step = max(1, _MAX_ELEMENTS // max(columns, n_vectors))
         for start in range(0, count, step):
+            if self._flag is not None and self._flag.is_set:
+                raise Aborted
             yield start, self.rows(tensor, start, min(start + step, count))
 
     def _part(self, tensor: Tensor) -> Path:

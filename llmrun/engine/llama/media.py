@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, CheckedFile, DecodeError, check_seconds
+from llmrun.engine.llama.base import ALLOCATING, Aborted, CheckedFile, DecodeError, check_seconds
 from llmrun.engine.llama.library import import_llama, import_mtmd
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
@@ -130,6 +130,8 @@ class Projector:
         params.use_gpu = self._load.gpu_layers != 0 and not self._load.workers
         params.print_timings = params.warmup = False
         params.n_threads = self._load.threads_batch or self._load.threads
+        params.cb_eval = llama.ggml_backend_sched_eval_callback(_native.eval_callback_address)
+        params.cb_eval_user_data = self._model.flag.address
         pointer = mtmd.mtmd_init_from_file(os.fsencode(self._path), self._model.pointer, params)
         mtmd.mtmd_helper_log_set(llama.llama_log_callback(_native.log_callback_address), ctypes.c_void_p(0))
         if not pointer:
@@ -211,12 +213,15 @@ class Projector:
         """Compute the vectors of a chunk.
 
         Raises:
+            Aborted: the cancel flag was set.
             DecodeError: libmtmd failed.
             OutOfMemoryError: there is no memory for the vectors.
         """
         with ALLOCATING:
             if self._mtmd.mtmd_encode_chunk(self._pointer, chunk) != 0:
                 raise DecodeError("llama.cpp could not encode an image or audio")
+            if self._model.flag.is_set:  # the computation may be incomplete
+                raise Aborted
             found = self._mtmd.mtmd_get_output_embd(self._pointer)
             try:
                 vectors = (ctypes.c_float * (n_tokens * self.n_embd))()

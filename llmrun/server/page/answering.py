@@ -38,7 +38,7 @@ from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server.answer import SSE_COMMENT, AnswerWriter, CompletionRequest, sse_event
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
-from llmrun.server.http import App, Receive, RouteNotFoundError, Scope, Send
+from llmrun.server.http import App, ClientLeftError, Receive, RouteNotFoundError, Scope, Send
 from llmrun.server.page.chats import PageChats, Said, with_media
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.page.running import RunningAnswer
@@ -214,11 +214,14 @@ class PageAnswers:
             turn = _Turn(asked)
             said = await self._chats.run(open_question)
             try:
-                messages, turn.writer.notes = await self._with_media(said, pooled)
-                if overflow is not None:
-                    messages, notes = await self._fitted(asked, messages, pooled, overflow)
-                    turn.writer.notes += notes
+                async with self._state.traffic.admitted(1, receive):
+                    messages, turn.writer.notes = await self._with_media(said, pooled)
+                    if overflow is not None:
+                        messages, notes = await self._fitted(asked, messages, pooled, overflow)
+                        turn.writer.notes += notes
                 await self._rounds(turn, messages, scope, receive, _OneStream(send))
+            except ClientLeftError:
+                pass
             finally:
                 answer = None
                 try:

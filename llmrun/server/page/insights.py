@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -39,7 +40,7 @@ from llmrun.protocol.questions import (
 from llmrun.server.answer import NDJSON
 from llmrun.server.connection import EngineConnection
 from llmrun.server.exchange import ServerState
-from llmrun.server.http import RouteNotFoundError
+from llmrun.server.http import Receive, RouteNotFoundError
 from llmrun.server.manage_routes import as_ndjson
 from llmrun.server.page.chats import PageChats, Said, with_media
 from llmrun.server.page.requests import needed_id, own, read_fields
@@ -97,15 +98,15 @@ class PageInsights:
             thinking=fields.flag("thinking"),
             remember=MOST_TOKENS,
         )
-        lines = self._explaining(again, said, answer, fields.text("model") or "")
+        lines = self._explaining(again, said, answer, fields.text("model") or "", request.receive)
         return StreamingResponse(as_ndjson(lines), media_type=NDJSON)
 
     async def _explaining(
-        self, again: AnswerRequest, said: Said, answer: Answer, name: str
+        self, again: AnswerRequest, said: Said, answer: Answer, name: str, receive: Receive
     ) -> AsyncIterator[dict[str, Any]]:
         """Yield the lines of an explanation."""
         yield {"doing": "waiting for the model", "share": 0.0}
-        async with self._state.engine(name) as (engine, pooled):
+        async with self._state.engine(name, receive) as (engine, pooled):
             model = _model_of(answer, pooled)
             messages = await _messages(model, said)
             yield {"doing": "answering again", "share": 0.1}
@@ -147,7 +148,7 @@ class PageInsights:
         said, answer = await self._chats.run(partial(self._chats.replayed, chat, entry))
         if answer.reasoning:
             raise UsageError("the tokens of an answer after reasoning were not kept", hint="ask again with Tokens on")
-        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+        async with self._state.engine(fields.text("model") or "", request.receive) as (engine, pooled):
             model = _model_of(answer, pooled)
             asked = AnswerRequest(messages=await _messages(model, said), thinking=fields.flag("thinking"))
             rendered, counted = await engine.do(APPLY_TEMPLATE, asked), await engine.do(COUNT_TOKENS, asked)
@@ -171,7 +172,7 @@ class PageInsights:
             sampling=answer.sampling, limits=Limits(1), remember=1,
             thinking=fields.flag("thinking"), begins=fields.text("begins") or "",
         )  # fmt: skip
-        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+        async with self._state.engine(fields.text("model") or "", request.receive) as (engine, pooled):
             model = _model_of(answer, pooled)
             number = await engine.answer(replace(again, messages=await _messages(model, said)))
             choices = (await engine.do(EXPLAIN_CHOICES, ExplainChoices(number, 1, _PAGE_CANDIDATES))).choices
@@ -184,16 +185,26 @@ class PageInsights:
         """
         fields = await read_fields(request)
         depth = fields.whole("tokens", 0, 2**31) or 0
-        is_busy = self._state.traffic.is_busy
-        async with self._state.engine(fields.text("model") or "") as (_, pooled):
-            rate = await asyncio.to_thread(predicted_rate, pooled.loaded_model.header, depth, measures=not is_busy)
+        is_busy, is_left = self._state.traffic.is_busy, threading.Event()
+
+        def check(share: float) -> None:
+            if is_left.is_set():
+                raise CancelledError("the client disconnected")
+
+        async with self._state.engine(fields.text("model") or "", request.receive) as (_, pooled):
+            header = pooled.loaded_model.header
+            predict = partial(predicted_rate, header, depth, measures=not is_busy, on_progress=check)
+            try:
+                rate = await asyncio.to_thread(predict)
+            finally:
+                is_left.set()
         return JSONResponse({"decode": rate})
 
     async def _context(self, request: Request) -> Response:
         """Return what fills the context window of a chat: {"chat", "model"}."""
         fields = await read_fields(request)
         said = await self._chats.run(partial(self._chats.said, needed_id(fields, "chat")))
-        async with self._state.engine(fields.text("model") or "") as (engine, pooled):
+        async with self._state.engine(fields.text("model") or "", request.receive) as (engine, pooled):
             messages = await _messages(pooled.loaded_model, said)
             counted = await engine.do(COUNT_TOKENS, AnswerRequest(messages))
             rows = [

@@ -140,7 +140,7 @@ class PageRoutes:
     async def _load(self, request: Request) -> Response:
         """Load a model, and return its context window and the sampling parameters it would use."""
         fields = await read_fields(request)
-        async with self._state.engine(fields.text("model") or "") as (_, pooled):
+        async with self._state.engine(fields.text("model") or "", request.receive) as (_, pooled):
             model = pooled.loaded_model
             sampling, origins = model.sampling(dict(self._state.sampling))
             values = as_dict(sampling)

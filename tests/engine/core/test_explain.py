@@ -50,6 +50,24 @@ def test_nothing_is_remembered_unless_asked_for() -> None:
         talk.engine.finished(2).sampler.explain(3, 3)
 
 
+def test_an_answer_can_be_explained_after_others_took_its_slot() -> None:
+    """Its explanation is a command of its own, and other clients answer meanwhile."""
+    talk = Conversation(hashed, n_ctx=200, n_seq_max=1)
+    text, _ = talk.answer("Hi", HOT, most=8, remember=4)
+    for request in (2, 3, 4):
+        talk.ask("Something else", HOT, most=3, request=request)
+        talk.run()
+    with pytest.raises(UsageError):
+        talk.engine.finished(1)
+    choices = talk.engine.explainable(1).sampler.explain(4, 3)
+    assert "".join(choice.text for choice in choices) == text[-4:]
+    for request in (5, 6):  # the logits that they remember take memory
+        talk.ask("Hi", HOT, most=3, remember=4, request=request)
+        talk.run()
+    with pytest.raises(UsageError):
+        talk.engine.explainable(1)
+
+
 def test_tokens_taken_back_are_forgotten_and_refused_ones_shown_as_cut() -> None:
     def logits(tokens: Sequence[int]) -> Sequence[float]:
         row = favouring({"": ord("n"), "n": ord("o")}.get(bytes(tokens[2:]).decode(), END))
