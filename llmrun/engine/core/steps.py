@@ -65,7 +65,7 @@ def measure_steps(
         if draft_model is not None and draft_model.longest_sequence[1] + max(WIDTHS) <= draft_model.context.n_ctx:
             drafts, (slot, length) = draft_model.context, draft_model.longest_sequence
             draft_times += _measure(drafts, slot, length, clock, is_interrupted, lambda: drafts.forget(slot, length))
-    except (Aborted, CacheFull):
+    except (Aborted, CacheFull, MemoryError):
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
 
