@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError
+from llmrun.errors import CancelledError, EngineCrashedError, LlmrunError, as_llmrun_error
 from llmrun.model.embeddings import MOST_CHARACTERS, MOST_TEXTS, Embedding, Ranking, TextVectors, joined
 from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
@@ -60,8 +60,8 @@ class EmbeddingBatches:
             chosen, self._waiting = self._waiting[:count], self._waiting[count:]
             try:
                 answers = await self._answers([one.command for one in chosen])
-            except LlmrunError as error:
-                await self._one_by_one(chosen, error)
+            except Exception as error:
+                await self._one_by_one(chosen, as_llmrun_error(error))
             else:
                 for one, answer in zip(chosen, answers, strict=True):
                     _resolve(one, answer)
@@ -71,8 +71,8 @@ class EmbeddingBatches:
         for one in chosen:
             try:
                 _resolve(one, error if len(chosen) == 1 else (await self._answers([one.command]))[0])
-            except LlmrunError as own:
-                _resolve(one, own)
+            except Exception as own:
+                _resolve(one, as_llmrun_error(own))
 
     async def _answers(self, commands: Sequence[EmbedTexts]) -> list[TextsEmbedded]:
         """Return the result of each command, computed by one job. The engine is untrusted."""
