@@ -4,6 +4,7 @@
 place that turns one into HTTP.
 
     LlmrunError                 1  internal
+    ├── InternalError           1  internal-error
     ├── UsageError              2  usage
     │   └── ContextOverflowError 2 context-overflow
     ├── ModelNotFoundError      3  model-not-found
@@ -27,6 +28,7 @@ place that turns one into HTTP.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -89,6 +91,24 @@ class LlmrunError(Exception):
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}" if self.why else self.what
+
+
+class InternalError(LlmrunError):
+    """A bug of llmrun, which one request has met: its cause is the exception, and its number is in the log."""
+
+    code = "internal-error"
+
+
+def as_llmrun_error(error: Exception) -> LlmrunError:
+    """Return the error that a request ends with: one of ours as it is; any other exception is a bug."""
+    if isinstance(error, LlmrunError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemoryError("there is not enough memory for this request", hint="shorten it, or close programs")
+    hint = "the server's log, or --debug, shows where; please report it"
+    internal = InternalError(f"internal error {os.urandom(4).hex()}", why=type(error).__name__, hint=hint)
+    internal.__cause__ = error
+    return internal
 
 
 class UsageError(LlmrunError):

@@ -190,7 +190,7 @@ def _entry(row: Sequence[Any]) -> HistoryEntry:
     number, measured, machine, written, version, tests, origin = row
     models: tuple[str, ...] = ()
     with suppress(ValueError, TypeError):
-        models = tuple(map(str, load_json(written)))
+        models = tuple(map(str, load_json(written, has_paths=True)))
     return HistoryEntry(number, measured, machine, models, version, tests, origin)
 
 

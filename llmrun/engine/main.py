@@ -1,8 +1,8 @@
 """The engine process: reads commands from stdin and writes events to a private copy of stdout.
 
 Owns the threads: one reads the pipe, one prepares requests, one owns llama.cpp. Must not know terminals, or files other
-than the model. The process ends when the front dies, even in the middle of a computation, and when a thread fails;
-SIGINT is left to the front.
+than the model. An exception of one request fails that request. The process ends when the front dies, even in the middle
+of a computation, and when anything else fails: a load, a batch, the pipe. SIGINT is left to the front.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from llmrun.engine import environment
 from llmrun.engine.channel import Channel, Outbox
 from llmrun.engine.llama.base import MAX_RUN, Aborted, RunLimit
 from llmrun.engine.slices import SlicedJob, Slices, TimeShare
-from llmrun.errors import CancelledError, LlmrunError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, UsageError, as_llmrun_error
 from llmrun.protocol.frames import FrameError
 from llmrun.protocol.jobs import MODULES, JobKind
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
@@ -219,8 +219,8 @@ class EngineProcess:
         try:
             command = QUESTIONS[job.name].read(job.arguments)
             return JobDone(job.request, questions[job.name](job.request, command))
-        except LlmrunError as error:
-            return Failed.of(error, job.request)
+        except Exception as error:
+            return _failure(error, job.request)
 
     def _status(self) -> EngineStatus:
         waiting, model = self._commands.n_answers, self._model  # another thread may set it to None
@@ -246,8 +246,8 @@ class EngineProcess:
                 self._queue(command, self._begin_slices(command))
             else:
                 self._queue(command, command)
-        except LlmrunError as error:
-            self._answer(command, Failed.of(error, command.request))
+        except Exception as error:
+            self._answer(command, _failure(error, command.request))
         if isinstance(command, Load):
             if self._importer.ident is None:
                 self._importer.start()
@@ -321,7 +321,7 @@ class EngineProcess:
             next(job.slices)
         except StopIteration as end:
             event = JobDone(job.request, end.value)
-        except (LlmrunError, Aborted) as error:
+        except Exception as error:
             event = _failure(error, job.request)
         self._commands.busy = None
         if event is not None:
@@ -373,7 +373,9 @@ class EngineProcess:
         elif self._commands.take(command, busy=True):
             try:
                 event = self._compute_handlers[type(command)](argument)
-            except (LlmrunError, Aborted) as error:
+            except Exception as error:
+                if isinstance(command, Load) and not isinstance(error, (LlmrunError, Aborted)):
+                    raise  # half a model may be loaded
                 event = _failure(error, command.request)
             self._commands.busy = None
             if event is not None:
@@ -496,9 +498,10 @@ class EngineProcess:
             thread.join()
 
 
-def _failure(error: LlmrunError | Aborted, request: int) -> Failed:
+def _failure(error: Exception, request: int) -> Failed:
     """Return the event for a command that failed, or that was cancelled."""
-    return Failed.of(CancelledError("it was cancelled") if isinstance(error, Aborted) else error, request)
+    ours = CancelledError("it was cancelled") if isinstance(error, Aborted) else as_llmrun_error(error)
+    return Failed.of(ours, request)
 
 
 def _job(name: str) -> tuple[JobKind[Any, Any, Any], Callable[..., Any]]:

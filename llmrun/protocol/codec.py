@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -20,25 +21,54 @@ Value = TypeVar("Value")
 
 MAX_DEPTH = 100
 """Maximum nesting of untrusted JSON, which recursive code can bear."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
-def load_json(text: str | bytes | bytearray, **hooks: Any) -> Any:
-    """Parse untrusted JSON text.
+def load_json(text: str | bytes | bytearray, *, has_paths: bool = False, **hooks: Any) -> Any:
+    """Parse untrusted JSON text. Lone surrogates, which UTF-8 can't express, become U+FFFD.
 
     Args:
+        has_paths: keep them: in the path of a file they stand for bytes that are not UTF-8.
         hooks: as for json.loads().
 
     Raises:
         ValueError: it is not JSON, or has more than MAX_DEPTH levels.
     """
+    if not isinstance(text, str):
+        text = text.decode(json.detect_encoding(text), "surrogatepass")
     try:
         value = json.loads(text, **hooks)
     except RecursionError:
         raise _too_deep() from None
     # Few texts have so many brackets that their levels must be counted.
-    brackets = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
-    if brackets > MAX_DEPTH and _is_too_deep(value):
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(value):
         raise _too_deep()
+    if not has_paths and ("\\ud" in text or "\\uD" in text or not is_unicode(text)):
+        return with_whole_texts(value)
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has no lone surrogate, so that it can be encoded."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def without_surrogates(text: str) -> str:
+    """Return a text with U+FFFD instead of lone surrogates."""
+    return text if is_unicode(text) else _SURROGATE.sub("\ufffd", text)
+
+
+def with_whole_texts(value: Any) -> Any:
+    """Return JSON data with U+FFFD instead of lone surrogates."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, list):
+        return [with_whole_texts(item) for item in value]
+    if isinstance(value, dict):
+        return {without_surrogates(name): with_whole_texts(item) for name, item in value.items()}
     return value
 
 
@@ -170,7 +200,7 @@ def _field(kind: Any, what: str, newer: bool) -> _Field:
     if kind in (str, int, bool):
         return _Field(kind, lambda value: _refuse(value, what))
     if kind is float:
-        return _Field(float, lambda value: float(value) if type(value) is int else _refuse(value, what))
+        return _Field(float, lambda value: _float(value, what))
     if origin is Literal:
         return _Field(None, lambda value: value if value in arguments else _refuse(value, what))
     if _is_ours(kind):
@@ -183,6 +213,15 @@ def _field(kind: Any, what: str, newer: bool) -> _Field:
     if origin in (dict, Mapping):
         return _Field(None, lambda value: _dict(value, arguments[0], inner[1], what))
     raise AssertionError(f"{what} can't be told from JSON")
+
+
+def _float(value: Any, what: str) -> float:
+    if type(value) is not int:
+        _refuse(value, what)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{what} is too large") from None
 
 
 def _tuple(data: Any, inner: list[_Field], what: str, *, is_open: bool) -> tuple[Any, ...]:

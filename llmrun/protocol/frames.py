@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, get_args
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.codec import as_dict, from_json, load_json, refusal
-from llmrun.protocol.messages import AnswerPart, Command, Event, Failed, Frame, PartKind, TextDelta
+from llmrun.protocol.codec import as_dict, from_json, load_json, refusal, with_whole_texts
+from llmrun.protocol.messages import AnswerPart, Command, Event, Failed, Frame, Generate, PartKind, TextDelta
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
@@ -85,8 +85,10 @@ def decode(body: bytes) -> Frame | TextDeltas:
             if len(_TEXT_BEFORE) + end + len(_TEXT_AFTER) != len(body):  # all of it is ASCII
                 raise ValueError("it has no end")
             return TextDeltas(tuple(map(_text_delta, rows)))
-        data = load_json(body)
-        return from_json(_KINDS[data.pop("kind")], data)
+        data = load_json(body, has_paths=True)
+        kind = _KINDS[data.pop("kind")]
+        is_text = kind is Generate and b"\\ud" in body  # of prompts, arguments of the command line among them
+        return from_json(kind, with_whole_texts(data) if is_text else data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, LlmrunError) as error:
         broken = FrameError(f"not a frame: {error!r}")
         if isinstance(data, dict) and type(request := data.get("request")) is int:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, LlmrunError, UsageError, brief, require
+from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, InternalError, LlmrunError, UsageError, brief, require
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import check_fields
@@ -481,6 +481,10 @@ class JobDone(NamedTuple):
     result: Any
 
 
+class EngineTraceback(Exception):  # noqa: N818 - the text of one
+    """The cause of an error in the engine, which only its text has left."""
+
+
 class Failed(NamedTuple):
     """A request failed; the fields are those of LlmrunError and ContextOverflowError."""
 
@@ -490,17 +494,28 @@ class Failed(NamedTuple):
     why: str = ""
     hint: str = ""
     size: tuple[int, int] | None = None
+    trace: str = ""  # the engine's traceback, of an InternalError
 
     @classmethod
     def of(cls, error: LlmrunError, request: int) -> Failed:
         size = error.size if isinstance(error, ContextOverflowError) else None
-        return cls(request, error.code, error.what, error.why, error.hint, size)
+        trace = _traceback(error) if isinstance(error, InternalError) else ""
+        return cls(request, error.code, error.what, error.why, error.hint, size, trace)
 
     def error(self) -> LlmrunError:
         """Return the error, of the class that the engine raised."""
         if self.code == ContextOverflowError.code:
             return ContextOverflowError(self.what, why=self.why, hint=self.hint, size=self.size)
-        return BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
+        error = BY_CODE.get(self.code, LlmrunError)(self.what, why=self.why, hint=self.hint)
+        error.__cause__ = EngineTraceback(self.trace) if self.trace else None
+        return error
+
+
+def _traceback(error: InternalError) -> str:
+    import traceback  # slow: both processes create these messages at every start
+
+    cause = error.__cause__
+    return "" if cause is None else "".join(traceback.format_exception(type(cause), cause, cause.__traceback__))
 
 
 Command = Load | Generate | Cancel | Job

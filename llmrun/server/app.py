@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from llmrun.errors import LlmrunError
+from llmrun.errors import LlmrunError, as_llmrun_error
 from llmrun.server.embedding_routes import EmbeddingRoutes
 from llmrun.server.engine_routes import EngineRoutes
 from llmrun.server.exchange import CompletionApi, HttpExchange, ServerState
@@ -32,6 +31,7 @@ from llmrun.server.http import (
     RouteNotFoundError,
     Scope,
     Send,
+    log_internal,
     send_error,
 )
 from llmrun.server.manage_routes import ManageRoutes
@@ -151,8 +151,9 @@ class HttpApp:
                     client = (scope.get("client") or ("",))[0]
                     seconds = time.monotonic() - started
                     self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
-            except Exception:  # a bug; _internal_error() has sent the response
-                traceback.print_exc()
+            except Exception as error:  # a bug
+                if "error" not in facts:  # the response had begun; else _internal_error() has logged it
+                    log_internal(as_llmrun_error(error))
 
         return logged
 
@@ -224,10 +225,13 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    return await _failed(request, LlmrunError(f"internal error: {type(error).__name__}"))
+    internal = as_llmrun_error(error)
+    request.scope["state"]["error"] = str(internal)
+    return await _failed(request, internal)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, LlmrunError)
+    log_internal(error)
     status = error.http_status
     return JSONResponse(_error_body(request.scope)(error, status), status)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.errors import EngineCrashedError, LlmrunError, as_llmrun_error
 from llmrun.model.embeddings import MOST_CHARACTERS, MOST_TEXTS, Embedding, Ranking, TextVectors, joined
 from llmrun.protocol.jobs.text import EMBED, EmbedTexts, TextsEmbedded
 from llmrun.server.connection import EngineConnection
@@ -66,8 +66,8 @@ class EmbeddingBatches:
             chosen, self._waiting = waiting[:count], waiting[count:]
             try:
                 await self._do(chosen)
-            except LlmrunError as error:
-                await self._one_by_one(chosen, error)
+            except Exception as error:
+                await self._one_by_one(chosen, as_llmrun_error(error))
 
     async def _do(self, chosen: Sequence[_Waiting]) -> None:
         """Run one job for some commands. It is stopped when the clients of most of it have left, and done again for the
@@ -90,8 +90,8 @@ class EmbeddingBatches:
                 continue
             try:
                 await self._do([one])
-            except LlmrunError as own:
-                _resolve(one, own)
+            except Exception as own:
+                _resolve(one, as_llmrun_error(own))
 
     async def _answers(self, commands: Sequence[EmbedTexts]) -> list[TextsEmbedded]:
         """Return the result of each command, computed by one job. The engine is untrusted."""

@@ -19,7 +19,7 @@ from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from llmrun.errors import ContextOverflowError, EngineCrashedError, LlmrunError, UsageError
+from llmrun.errors import ContextOverflowError, EngineCrashedError, LlmrunError, UsageError, as_llmrun_error
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
 from llmrun.protocol.messages import (
@@ -44,6 +44,7 @@ from llmrun.server.http import (
     Receive,
     Scope,
     Send,
+    log_internal,
     parse_json,
     read_body,
     send_error,
@@ -371,6 +372,8 @@ class HttpExchange:
             self._log["reason"] = error.code
         except LlmrunError as error:
             await self._send_error(error)
+        except Exception as error:  # a bug, or too little memory
+            await self._send_error(as_llmrun_error(error))
         finally:
             self._backlog.close()
 
@@ -543,6 +546,7 @@ class HttpExchange:
     async def _send_error(self, error: LlmrunError) -> None:
         """Send an HTTP error if nothing was sent yet, otherwise an error at the end of the stream."""
         self._log["reason"] = error.code
+        log_internal(error)
         if error.http_status >= 500:
             self._log["error"] = str(error)
         writer, start = self._writer, b""

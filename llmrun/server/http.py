@@ -6,10 +6,13 @@ Owns the limits of a body; must not know fields or routes. All errors that are n
 from __future__ import annotations
 
 import asyncio
+import math
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NoReturn
 
-from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
+from llmrun.errors import InternalError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.server.answer import to_json
 
@@ -188,7 +191,7 @@ def parse_json(data: bytes) -> dict[str, Any]:
         MalformedRequestError: it is not a JSON object, nested too deeply, or has too many objects and lists.
     """
     try:
-        body = load_json(data, parse_constant=_refuse_constant)
+        body = load_json(data, parse_float=_finite, parse_constant=_refuse_constant)
     except ValueError as error:
         raise MalformedRequestError("the body is not JSON", why=str(error)) from None
     if not isinstance(body, dict):
@@ -208,6 +211,13 @@ def _require_few_containers(body: dict[str, Any]) -> None:
         level = [child for each in children for child in each if isinstance(child, (dict, list))]
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return value
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
@@ -218,6 +228,12 @@ async def send_json(send: Send, status: int, body: Any, extra: Headers | None = 
     headers: Headers = [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *(extra or ())]})
     await send({"type": "http.response.body", "body": data})
+
+
+def log_internal(error: LlmrunError) -> None:
+    """Write the traceback of a bug to stderr, with the number that the client gets."""
+    if isinstance(error, InternalError):
+        sys.stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
 async def send_error(send: Send, error: LlmrunError, error_body: ErrorBody) -> None:

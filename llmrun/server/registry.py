@@ -153,7 +153,7 @@ def _read(path: Path) -> RunningServer | None:
             if lock(descriptor) and os.path.samestat(os.fstat(descriptor), path.stat()):
                 path.unlink()
             return None
-        facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES))
+        facts: dict[str, Any] = load_json(os.read(descriptor, _MOST_BYTES), has_paths=True)
         requests = tuple(ServedRequest(*each) for each in facts.get("requests", ()))
         drafts = tuple(ServedDrafts(*each) for each in facts.get("drafts", ()))
         threads = tuple(facts.get("threads", (0, 0)))

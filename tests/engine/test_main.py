@@ -763,6 +763,51 @@ def test_the_engine_ends_with_any_of_its_threads(thread: str) -> None:
     assert b"ZeroDivisionError" in done.stderr
 
 
+# ---- an exception of one request -----------------------------------------------------------------------------
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError("ours")
+
+
+def assert_is_internal(event: Event) -> None:
+    assert isinstance(event, Failed), event
+    assert (event.code, event.why) == ("internal-error", "ZeroDivisionError")
+    assert "ours" in event.trace
+    assert event.what.split()[-1] in str(event.error()), "a number to find it by"
+    assert event.trace in str(event.error().__cause__)
+
+
+@pytest.mark.parametrize("step", ["prepare", "add", "count", "embed", "slice", "explain"])
+def test_an_exception_of_one_request_fails_that_request(
+    step: str, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {
+        "count": Job(1, "count_tokens", as_dict(AnswerRequest((Message("user", "Hi"),)))),
+        "embed": Job(1, "embed", as_dict(EmbedTexts(("a",), "mean"))),
+        "slice": Job(1, "embed", as_dict(EmbedTexts(("a",), "mean"))),
+        "explain": Job(1, "explain_choices", {"answer": 7, "last": 1, "candidates": 1}),
+    }
+    with monkeypatch.context() as patch:
+        if step == "prepare":
+            patch.setattr(running.model.preparer, "prepare", broken)
+        elif step == "add":
+            patch.setattr(running.model.engine, "add", broken)
+        elif step == "count":
+            patch.setattr(running.model.preparer.prompts, "count", broken)
+        elif step == "explain":
+            patch.setattr(running.model.engine, "finished", broken)
+        else:
+            in_slices(patch, 3, broken if step == "slice" else lambda *_: None)
+            if step == "embed":
+                patch.setattr(module, "_job", broken)
+        running.channel.say(jobs.get(step, ask(1)))
+        others = (Rendering, Rendered)
+        assert_is_internal(running.channel.wait(lambda event: event.request == 1 and not isinstance(event, others)))
+    running.channel.say(ask(2))
+    assert running.channel.finished(2).reason == "length"
+
+
 def test_started_names_the_seed_that_the_sampler_has(running: Running) -> None:
     running.channel.say(ask(1))
     running.channel.finished(1)

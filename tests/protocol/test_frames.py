@@ -55,6 +55,7 @@ from llmrun.protocol.messages import (
     ToolCall,
 )
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import TOKENIZE_LOADED
 from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTime
 
 REQUEST = Generate(
@@ -89,7 +90,7 @@ FRAMES: list[Frame] = [
     JobDone(8, {}),
     Generate(1, AnswerRequest()),
     Generate(2, AnswerRequest(messages=(Message("system", ""), Message("user", "Hi\n\0\u2028")), template="chatml")),
-    Generate(3, AnswerRequest(prompt="lone \ud83d and \udc00 surrogates", limits=Limits(5, ("\n", "</s>")))),
+    Generate(3, AnswerRequest(prompt="both \U0001f600 surrogates", limits=Limits(5, ("\n", "</s>")))),
     REQUEST,
     Generate(4, AnswerRequest(sampling=SamplingParams(dry_breakers=()), limits=Limits(None, ()))),
     Generate(5, AnswerRequest(limits=Limits(ban=("as an AI",)), grammar=Grammar("gbnf", 'root ::= "a"'), remember=16)),
@@ -139,6 +140,26 @@ def test_round_trip(frame: Frame) -> None:
     assert frame_length(data) == len(data)
     assert decode(data[PREFIX_BYTES:]) == frame
     assert read_frame(io.BytesIO(data + b"more").read) == frame
+
+
+def test_texts_for_the_model_lose_lone_surrogates_and_paths_keep_them() -> None:
+    asked = AnswerRequest(prompt="a\ud83d", messages=(Message("user", "\udc00😀"),), limits=Limits(5, ("\ud800",)))
+    frame = decode(encode(Generate(3, asked))[PREFIX_BYTES:])
+    assert isinstance(frame, Generate)
+    assert (frame.asked.prompt, frame.asked.messages[0].content) == ("a\ufffd", "\ufffd😀")
+    assert frame.asked.limits.stop == ("\ufffd",)
+    job = decode(encode(Job(1, "beams", {"stop": ["\ud800"]}))[PREFIX_BYTES:])
+    assert isinstance(job, Job)
+    assert job.arguments == {"stop": ["\ud800"]}, "it may be a path, as far as the pipe knows"
+    assert TOKENIZE_LOADED.read({"model": "", "text": "\ud800", "special": True}).text == "\ufffd"
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "1e999", "-" + "9" * 400])
+def test_a_number_that_no_field_holds_is_answered(number: str) -> None:
+    body = b'{"kind":"Generate","request":7,"asked":{"sampling":{"temperature":%s}}}' % number.encode()
+    with pytest.raises(FrameError) as refused:
+        decode(body)
+    assert refused.value.failed is None or refused.value.failed.code == "usage"
 
 
 def test_every_kind_of_frame_is_tried() -> None:

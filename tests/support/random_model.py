@@ -23,12 +23,14 @@ def write_random_model(
     head: int = _HEAD,
     inner: int = 0,
     experts: int = 0,
+    template: str = "",
 ) -> Path:
     """Write the model; weights are the same every time.
 
     Args:
         inner: width of the feed-forward part; 0 is four times the model's.
         experts: of each layer, two of which a token uses; 0 for a dense model.
+        template: of chats; by default all contents one after the other.
     """
     inner, kv = inner or 4 * width, width // 2
     shapes = llama_shapes(layers, width, kv, inner, _N_VOCAB)
@@ -36,13 +38,15 @@ def write_random_model(
         for name in ("ffn_gate", "ffn_up", "ffn_down"):
             shapes[f"blk.{layer}.{name}_exps.weight"] = (*shapes.pop(f"blk.{layer}.{name}.weight"), experts)
         shapes[f"blk.{layer}.ffn_gate_inp.weight"] = (width, experts)
-    changes = {
+    changes: dict[str, Any] = {
         "llama.block_count": layers, "llama.context_length": n_ctx, "llama.embedding_length": width,
         "llama.feed_forward_length": inner, "llama.attention.head_count": width // head,
         "llama.attention.head_count_kv": kv // head, "llama.rope.dimension_count": head,
     }  # fmt: skip
     if experts:
         changes |= {"llama.expert_count": experts, "llama.expert_used_count": 2}
+    if template:
+        changes["tokenizer.chat_template"] = template
     return write_weights(path, runnable_metadata(**changes), shapes, seed=7)
 
 

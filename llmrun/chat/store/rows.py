@@ -19,7 +19,7 @@ from llmrun.chat.passages import Passage
 from llmrun.chat.store.turns import Answer, Question, Tree, TurnEntry, answer_of, plain_facts
 from llmrun.errors import LlmrunError, ResourceError, UsageError
 from llmrun.models.fingerprint import ModelFingerprint
-from llmrun.protocol.codec import from_json, load_json
+from llmrun.protocol.codec import from_json, is_unicode, load_json
 from llmrun.storage import SqliteSchema, is_damage, sqlite_errors
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ class _Reader:
         # Where the column's type is damaged, SQLite returns a whole number of `modified` as an integer.
         row: Any = self._connection.execute(query, (number,)).fetchone() or (None,) * 5
         name, sha256, path, size, modified = row
-        is_sound = all(type(text) is str and _is_unicode(text) for text in (name, sha256, path))
+        is_sound = all(type(text) is str and is_unicode(text) for text in (name, sha256, path))
         if not is_sound or type(size) is not int or type(modified) not in (int, float):
             raise _DamageError(f"{where}: the model that answered can't be read")
         return ModelFingerprint(name, sha256, path, size, float(modified))
@@ -430,7 +430,7 @@ _UNREADABLE = (ValueError, TypeError, AttributeError, LlmrunError)
 
 
 def _stored_text(value: Any, what: str) -> str:
-    if type(value) is str and _is_unicode(value):
+    if type(value) is str and is_unicode(value):  # read_any_text() found UTF-8
         return value
     raise _DamageError(f"{what} is not {'UTF-8' if type(value) is str else 'text'}")
 
@@ -459,7 +459,7 @@ def _plain(text: str) -> Any:
     Raises:
         ValueError: the text is something else.
     """
-    value = load_json(text, parse_float=_finite, parse_constant=_finite)
+    value = load_json(text, has_paths=True, parse_float=_finite, parse_constant=_finite)
     if "\\ud" in text.lower():  # perhaps half of a character
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -470,11 +470,3 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether read_any_text() found UTF-8."""
-    try:
-        return text.isascii() or bool(text.encode())
-    except UnicodeEncodeError:
-        return False

@@ -15,7 +15,7 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.media import MediaPart
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
-from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.sequence import Sequence, blame
 from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.base import Context, Entry
 
@@ -59,7 +59,8 @@ def fill(
         sequence, share = at_media[0]
         media = sequence.media
         assert media is not None
-        part = media.next_part(sequence.n_cached, share, sequence.slot)
+        with blame(sequence):
+            part = media.next_part(sequence.n_cached, share, sequence.slot)
         if part is not None and (len(at_media) == len(chosen) or media.takes_turn()):
             return [BatchPart(sequence, sequence.n_cached + part.n_tokens, range(0))], part
         chosen = [pair for pair in chosen if pair not in at_media]
@@ -93,7 +94,8 @@ def _draft(
             if sequence.drafting is not None:
                 end = sequence.n_cached + share
                 limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
-                rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen), end - 1))
+                with blame(sequence):
+                    rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen), end - 1))
                 planned.append((sequence, sequence.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)
@@ -101,7 +103,8 @@ def _draft(
         if requesting:
             cast("Any", model).compute(requesting)  # the drafters are this model's
     for sequence, drafting in planned:
-        sequence.draft = drafting.take(sequence.sampler.allowed)
+        with blame(sequence):
+            sequence.draft = drafting.take(sequence.sampler.allowed)
     if spare.are_equal and len(chosen) > 1:
         has_equal_shares = len({share for _, share in chosen}) == 1
         length = min(len(sequence.draft) for sequence, _ in chosen) if has_equal_shares else 0

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.sequence import Sequence, blame
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry, RunLimit, RunRow, RunSteps
 from llmrun.errors import LlmrunError
@@ -30,7 +30,7 @@ class Ending(NamedTuple):
     n_steps: int
     reason: str
     detail: str
-    error: LlmrunError | None = None
+    error: Exception | None = None
 
 
 class DecodeRun:
@@ -82,7 +82,7 @@ class DecodeRun:
             return failure
         for row in run.failed:
             error = sequences[row].sampler.failure(self._context.logits(row))
-            self.ended[row] = Ending(len(self.sampled) + len(run.steps), "", "", error)
+            self._fail(row, len(self.sampled) + len(run.steps), error)
         self._add(run.steps)
         for row, sequence in enumerate(sequences):
             n_sampled = len(self.sampled) - (row in run.failed)
@@ -136,13 +136,22 @@ class DecodeRun:
             for row, sequence in enumerate(self._sequences):
                 if row in ended and len(self.sampled) >= ended[row].n_steps:
                     continue
-                reason, detail = sequence.append(tokens[row], vocabulary, window, now, events)
+                try:
+                    reason, detail = sequence.append(tokens[row], vocabulary, window, now, events)
+                except Exception as error:  # its text or splitter: neighbours go on
+                    self._fail(row, len(self.sampled), error)
+                    continue
                 if reason or sequence.is_closing:
                     ended[row] = Ending(len(self.sampled), reason, detail)
+
+    def _fail(self, row: int, n_steps: int, error: Exception) -> None:
+        """End an answer with an error, after so many steps of the run."""
+        self.ended[row] = Ending(n_steps, "", "", error)
 
 
 def _row(sequence: Sequence, *, drafts: bool) -> RunRow:
     entry = Entry(sequence.tokens[-1], sequence.n_cached, sequence.slot, True)
     drafting = sequence.drafting
-    lookup = drafting.natively(sequence.tokens) if drafts and isinstance(drafting, Drafting) else ()
+    with blame(sequence):
+        lookup = drafting.natively(sequence.tokens) if drafts and isinstance(drafting, Drafting) else ()
     return RunRow(entry, sequence.sampler.native, *lookup)

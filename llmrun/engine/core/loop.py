@@ -28,12 +28,12 @@ from llmrun.engine.core.scheduler import (
     next_admission,
     schedule,
 )
-from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.sequence import Sequence, SequenceError
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import StepProbe, measure_steps
 from llmrun.engine.core.threads import WIDE_BATCH, ThreadChooser
 from llmrun.engine.llama.base import MAX_RUN, Aborted, CacheFull, Context, RunLimit, RunSteps
-from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
+from llmrun.errors import ContextOverflowError, LlmrunError, UsageError, as_llmrun_error
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.questions import EngineStatus
 from llmrun.protocol.speculation import StepsMeasured, StepTables
@@ -174,7 +174,10 @@ class Engine:
             return events
         if limit is not None and self._can_run() and (run := self._run(limit, emit)) is not None:
             return run
-        parts, batch = self._next_batch()
+        try:
+            parts, batch = self._next_batch()
+        except SequenceError as failure:
+            return [self._fail(failure.sequence, failure.error)]
         self._n_batches += 1
         self._limit_threads(batch)
         began = self._clock()
@@ -373,7 +376,10 @@ class Engine:
         self._sole_request = running[0].request if len(running) == 1 else None
         self._limit_threads()
         run = DecodeRun(self._context, running, self._window, self._clock, emit, self._time_steps)
-        failure = run.decode(limit, self._slots, drafts=self._has_drafts(len(running)))
+        try:
+            failure = run.decode(limit, self._slots, drafts=self._has_drafts(len(running)))
+        except SequenceError as blamed:  # before the run
+            return [self._fail(blamed.sequence, blamed.error)]
         if failure is None and not run.sampled:
             return None
         self._n_batches += len(run.sampled)
@@ -469,7 +475,7 @@ class Engine:
     def _is_active(self, request: int) -> bool:
         return any(sequence.request == request for sequence in self._active)
 
-    def _sample(self, parts: list[BatchPart]) -> list[int | LlmrunError]:
+    def _sample(self, parts: list[BatchPart]) -> list[int | Exception]:
         """Return the next token of each sequence, or why it has none."""
         samplers = [part.sequence.sampler for part in parts]
         addresses = [self._context.logits(rows[len(sequence.tokens) - end]) for sequence, end, rows in parts]
@@ -477,9 +483,9 @@ class Engine:
         self._decoded += len(parts)
         return sample_rows(samplers, addresses, refused)
 
-    def _accept(self, sequence: Sequence, token: int | LlmrunError, events: list[Event]) -> bool:
+    def _accept(self, sequence: Sequence, token: int | Exception, events: list[Event]) -> bool:
         """Append a sampled token; return whether the batch holds the next logits too, because it was drafted."""
-        if isinstance(token, LlmrunError):
+        if isinstance(token, Exception):
             events.append(self._fail(sequence, token))
             continues = False
         else:
@@ -506,7 +512,7 @@ class Engine:
                 sequence.sampler.follow(forced)
                 if not self._append(sequence, forced, events):
                     return False
-        except LlmrunError as error:
+        except Exception as error:  # its text, constraint or splitter: neighbours go on
             events.append(self._fail(sequence, error))
             return False
         return True
@@ -546,7 +552,14 @@ class Engine:
         return not reason
 
     def _finish(self, sequence: Sequence, reason: str, detail: str = "") -> list[Event]:
+        """Remove a sequence, and return the events of its end."""
         self._remove(sequence)
+        try:
+            return self._last_events(sequence, reason, detail)
+        except Exception as error:
+            return [Failed.of(as_llmrun_error(error), sequence.request)]
+
+    def _last_events(self, sequence: Sequence, reason: str, detail: str) -> list[Event]:
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
         if isinstance(sequence.drafting, StepProbe):
             rest.append(StepsMeasured(sequence.request, sequence.drafting.times()))
@@ -555,10 +568,10 @@ class Engine:
             sequence.turn.finish(finished, sequence.tokens)
         return [*rest, finished]
 
-    def _fail(self, sequence: Sequence, error: LlmrunError) -> Failed:
+    def _fail(self, sequence: Sequence, error: Exception) -> Failed:
         self._slots.truncate(sequence.slot, 0)  # before it is parked
         self._remove(sequence)
-        return Failed.of(error, sequence.request)
+        return Failed.of(as_llmrun_error(error), sequence.request)
 
     def _truncate(self, sequence: Sequence, length: int) -> None:
         """Cut a sequence's KV cache to its first tokens; the rest was retracted or only half written."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from llmrun import _native
-from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import ChainStep, Choice
@@ -259,27 +259,27 @@ class SequenceSampler:
 
 def sample_rows(
     samplers: Sequence[SequenceSampler], addresses: Sequence[int], refused: Sequence[Collection[int]]
-) -> list[int | LlmrunError]:
+) -> list[int | Exception]:
     """Sample the next token of several sequences as SequenceSampler.sample() does, in one native call.
 
     Returns:
-        The tokens; for a sequence that can't continue, the error that sample() raises.
+        The tokens; for a sequence that can't continue, what sample() raises, or its constraint.
     """
     if len(samplers) == 1:  # a shortcut for a single user
         try:
             return [samplers[0].sample(addresses[0], refused[0])]
-        except LlmrunError as error:
+        except Exception as error:
             return [error]
     masks: list[int | None] = []
-    errors: dict[int, BadGrammarError] = {}
+    errors: dict[int, Exception] = {}
     for row, sampler in enumerate(samplers):
         try:
             masks.append(sampler._constraint.mask() if sampler._constraint else None)
-        except BadGrammarError as error:
+        except Exception as error:
             masks.append(None)
             errors[row] = error
     sampled = _native.sample_rows([sampler._native for sampler in samplers], addresses, masks, refused)
-    results: list[int | LlmrunError] = []
+    results: list[int | Exception] = []
     for row, (token, status) in enumerate(sampled):
         try:
             if row in errors:
@@ -289,7 +289,7 @@ def sample_rows(
             else:  # its state has not changed: sample again, for the error
                 token = samplers[row].sample(addresses[row], refused[row])
             results.append(token)
-        except LlmrunError as error:
+        except Exception as error:
             results.append(error)
     return results
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +27,23 @@ if TYPE_CHECKING:
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
     from llmrun.protocol.messages import AnswerPart, Event
+
+
+class SequenceError(Exception):
+    """An exception that is one sequence's own fault: it alone ends."""
+
+    def __init__(self, sequence: Sequence, error: Exception) -> None:
+        super().__init__(str(error))
+        self.sequence, self.error = sequence, error
+
+
+@contextmanager
+def blame(sequence: Sequence) -> Iterator[None]:
+    """Raise SequenceError for an exception in the block."""
+    try:
+        yield
+    except Exception as error:
+        raise SequenceError(sequence, error) from error
 
 
 _CONTINUES = "", ""

@@ -352,7 +352,8 @@ class Slots:
         """Empty a slot until the context ends; yield False, and do nothing, if it could not be restored."""
         tokens, state, checkpoints = self.cached[slot][:], bytearray(), self.checkpoints.of(slot)
         if tokens:
-            state = self._context.state(slot)
+            with suppress(LlmrunError, MemoryError):
+                state = self._context.state(slot)
             if not state or self.budget.is_shared(slot, 0):
                 yield False
                 return
@@ -360,7 +361,10 @@ class Slots:
         try:
             yield True
         finally:
-            if tokens and self._context.set_state(slot, state, len(tokens)):
+            is_restored = False
+            with suppress(LlmrunError, MemoryError):
+                is_restored = bool(tokens) and self._context.set_state(slot, state, len(tokens))
+            if is_restored:
                 self.append(slot, tokens)
                 self.checkpoints.put(slot, checkpoints)
 
@@ -529,7 +533,7 @@ class Slots:
     def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
         """Replace a slot by a state of the cached tokens; return the number of a sequence's tokens that it holds."""
         self.truncate(slot, 0)
-        with suppress(LlmrunError):  # it is only a cache; MemoryError is a lost one
+        with suppress(LlmrunError, MemoryError):  # it is only a cache
             if self.make_room(len(cached)) and self._context.set_state(slot, state, len(cached)):
                 self.append(slot, cached)
                 return reusable(cached, tokens)

@@ -30,6 +30,10 @@ class Aborted(Exception):  # noqa: N818 - an answer, not an error
     """A decode call stopped by the cancel flag; the batch's positions may be partly written."""
 
 
+class ContextLost(BaseException):  # no request's error: none is to take it for its own
+    """The content of the KV cache is unknown: the process has to end."""
+
+
 class CacheFull(Exception):  # noqa: N818 - an answer, not an error
     """A KV cache without cells for this batch that can't grow: evict or preempt. Nothing was written."""
 

@@ -12,7 +12,18 @@ from contextlib import suppress
 from functools import partial
 
 from llmrun import _native
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Inputs, Run, RunLimit, RunRow
+from llmrun.engine.llama.base import (
+    ALLOCATING,
+    Aborted,
+    CacheFull,
+    ContextLost,
+    DecodeError,
+    Entry,
+    Inputs,
+    Run,
+    RunLimit,
+    RunRow,
+)
 from llmrun.engine.llama.batch import LlamaBatch, Positions
 from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
@@ -279,7 +290,7 @@ class LlamaContext:
                 self._open(before)
                 self._put_whole_state(state)
             except (OutOfMemoryError, DecodeError) as error:
-                raise MemoryError("the KV cache is lost") from error
+                raise ContextLost("the KV cache is lost") from error
             raise
 
     def _put_whole_state(self, state: bytearray) -> None:

@@ -451,9 +451,12 @@ def _after(marker: str, parts: Sequence[Part | Media]) -> list[Part | Media] | N
 
 def _without(beginning: str, parts: Sequence[Part | Media]) -> list[Part | Media]:
     """Return the parts without the text that they begin with."""
-    rest, n_left = list(parts), len(beginning)
-    while n_left and isinstance(part := rest.pop(0), Part):
+    rest, n_left = list[Part | Media](), len(beginning)
+    for part in parts:
+        if not n_left or isinstance(part, Media):
+            rest.append(part)
+            continue
         if len(part.text) > n_left:
-            rest.insert(0, part._replace(text=part.text[n_left:]))
+            rest.append(part._replace(text=part.text[n_left:]))
         n_left -= min(n_left, len(part.text))
     return rest

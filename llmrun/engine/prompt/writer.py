@@ -282,7 +282,8 @@ class PromptWriter:
         messages = self._readable(asked.messages)
         each = [len(tokenize(message.content, special=False)) for message in messages]
         for index, message in enumerate(messages):
-            each[index] += sum(self._media_lengths[hash(media.data)] for media in message.media)
+            # 0 for an image that the template leaves out.
+            each[index] += sum(self._media_lengths.get(hash(media.data), 0) for media in message.media)
         n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
         return TokenCount(
             tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None

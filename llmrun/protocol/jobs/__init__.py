@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from llmrun.protocol.codec import from_json, refusal
+from llmrun.protocol.codec import from_json, refusal, with_whole_texts
 
 Command = TypeVar("Command")
 Update = TypeVar("Update")
@@ -54,12 +54,12 @@ class JobKind(Generic[Command, Update, Result]):
     needs_model: bool = False  # its function also gets the engine's loaded model
 
     def read(self, arguments: Any) -> Command:
-        """Return the command for arguments made by as_dict().
+        """Return the command for arguments made by as_dict(). A loaded model's have texts, and no paths.
 
         Raises:
             UsageError: the arguments are not a command's.
         """
         try:
-            return from_json(self.command, arguments)
+            return from_json(self.command, with_whole_texts(arguments) if self.needs_model else arguments)
         except (TypeError, ValueError) as error:
             raise refusal(error) from error

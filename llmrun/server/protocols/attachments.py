@@ -45,7 +45,7 @@ def media_from_base64(data: str, name: str, at: int, *expected: Modality) -> Med
     Raises:
         UsageError: it is of another kind.
     """
-    beginning = beginning_of(data)
+    beginning = beginning_of(data) if _is_base64(data) else b""
     if not beginning:
         raise UsageError(f"invalid {name}", why=f"must be {_with_article(expected[0])} in base64")
     if "audio" in expected and other_audio(beginning):
@@ -54,6 +54,14 @@ def media_from_base64(data: str, name: str, at: int, *expected: Modality) -> Med
         formats = ", or ".join(f"a {FORMATS[modality]} {_FILES[modality]}" for modality in expected)
         raise UsageError(f"invalid {name}", why=f"must be {formats}")
     return Media(data, name, at)
+
+
+def _is_base64(data: str) -> bool:
+    try:
+        base64.b64decode(data, validate=True)
+    except ValueError:  # also for other than ASCII
+        return False
+    return True
 
 
 def input_audio(part: Fields, at: int) -> Media:

@@ -11,7 +11,6 @@ LEAVING_WORDS = ("exit", "quit", "exit()", "quit()")
 """As whole messages, these leave the chat, as in a shell or in Python."""
 _FENCE = '"""'
 _ESCAPED = re.compile(r"\s*/(?=/\S)")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def is_command(text: str) -> bool:
@@ -50,8 +49,3 @@ def unquoted(text: str) -> str:
     """Return the argument of a command without the quotes around it, if it has no others of that kind."""
     inside, quote = text[1:-1], text[:1]
     return inside if quote in ('"', "'") and text == f"{quote}{inside}{quote}" and quote not in inside else text
-
-
-def without_surrogates(text: str) -> str:
-    """Return text with U+FFFD instead of bytes that were not UTF-8: a lone surrogate can't be tokenized."""
-    return _SURROGATE.sub("\ufffd", text)

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmrun.protocol.codec import without_surrogates
 from llmrun.ui.prompt.completion import Completion
-from llmrun.ui.prompt.drafts import is_command, is_open_block, read_typed, without_surrogates
+from llmrun.ui.prompt.drafts import is_command, is_open_block, read_typed
 from llmrun.ui.terminal.keyboard import keyboard, restore_terminal_mode, terminal_mode
 from llmrun.ui.terminal.output import Output
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.conversation import Conversation
 from support.fake_context import N_VOCAB, endless, favouring, hashed, scripted
 
-from llmrun.engine.llama.base import DecodeError
+from llmrun import _native
+from llmrun.engine.core.repeats import RepeatGuard
+from llmrun.engine.core.sequence import Sequence as SequenceState
+from llmrun.engine.llama.base import DecodeError, RunLimit
 from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import Failed
 from llmrun.protocol.params import SamplingParams
 
@@ -109,6 +115,85 @@ def test_what_a_failed_request_has_computed_is_not_reused() -> None:
     talk.ask(prompt, most=2, request=3)
     talk.run()
     assert talk.started(3).reused_tokens == 0
+
+
+class Broken:
+    """Whatever a sequence holds, with a mistake of ours: from a call on, a method raises."""
+
+    def __init__(self, method: str, calls: int = 0, like: Any = None) -> None:
+        self._method, self._left, self._like = method, calls, like
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self._method:
+            return self._call
+        return getattr(self._like, name)
+
+    def _call(self, *arguments: Any, **options: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise KeyError("ours")
+        return getattr(self._like, self._method)(*arguments, **options)
+
+
+def break_sequence(sequence: SequenceState, part: str) -> None:
+    if part in ("push", "finish"):
+        sequence.text = Broken(part, 3 * (part == "push"), sequence.text)  # type: ignore[assignment]
+    elif part in ("feed", "flush"):
+        sequence.splitter = Broken(part, 3 * (part == "feed"), AnswerSplitter(()))  # type: ignore[assignment]
+    elif part == "itl_quantile":
+        sequence.metrics = Broken(part, 0, sequence.metrics)  # type: ignore[assignment]
+    elif part == "guard":
+        sequence.guard = Broken("push", 3, RepeatGuard())  # type: ignore[assignment]
+    elif part == "plan":
+        sequence.drafting = Broken("plan", 0, SimpleNamespace(model=None, is_native=False, close=lambda: None))  # type: ignore[assignment]
+    else:
+        like = SimpleNamespace(mask=lambda: None, forced=list, accept=lambda token: None)
+        sequence.sampler._constraint = Broken(part, 3, like)  # type: ignore[assignment]
+
+
+BREAKABLE = ("push", "finish", "feed", "flush", "itl_quantile", "guard", "plan", "mask", "forced", "accept")
+
+
+@pytest.mark.parametrize("in_runs", [False, True], ids=["steps", "runs"])
+@pytest.mark.parametrize("n_others", [0, 2])
+@pytest.mark.parametrize("part", BREAKABLE)
+def test_a_mistake_in_one_sequence_fails_that_one(part: str, n_others: int, in_runs: bool) -> None:
+    """Its neighbours' texts are what they are alone, and the next request with the same prompt is answered."""
+    talk = Conversation(hashed, n_seq_max=3)
+    talk.ask("Hello", most=20, request=1)
+    break_sequence(talk.engine._waiting[0], part)
+    for request in range(2, 2 + n_others):
+        talk.ask(f"No {request}", most=20, request=request)
+    talk.engine.can_draft = talk.engine._drafts = talk.engine._drafts_requested = part == "plan"
+    while talk.engine.busy:
+        talk.events += talk.engine.step(RunLimit(7, math.inf, _native.CancelFlag()) if in_runs else None)
+    failed = talk.failed(1)
+    assert (failed.code, failed.why) == ("internal-error", "KeyError")
+    assert "KeyError: 'ours'" in failed.trace
+    for request in range(2, 2 + n_others):
+        assert talk.text(request) == Conversation(hashed).answer(f"No {request}", most=20)[0]
+    assert talk.answer("Hello", most=20)[0] == Conversation(hashed).answer("Hello", most=20)[0]
+
+
+def test_a_mistake_at_the_end_of_a_cancelled_one_is_its_own() -> None:
+    talk = Conversation(hashed, n_seq_max=2)
+    talk.ask("Hello", request=1)
+    talk.ask("No", most=9, request=2)
+    break_sequence(talk.engine._waiting[0], "finish")
+    talk.events += talk.engine.step() + talk.engine.step()
+    talk.engine.cancel(1)
+    talk.run()
+    assert talk.failed(1).code == "internal-error"
+    assert talk.text(2) == Conversation(hashed).answer("No", most=9)[0]
+
+
+def test_too_little_memory_to_sample_is_no_mistake_of_ours() -> None:
+    talk = Conversation(endless, n_seq_max=2)
+    talk.ask("Hi", request=1)
+    like = SimpleNamespace(mask=lambda: bytes(1 << 62), forced=list)
+    talk.engine._waiting[0].sampler._constraint = like  # type: ignore[assignment]
+    talk.run()
+    assert talk.failed(1).code == "not-enough-memory"
 
 
 def test_a_biased_token_outside_the_vocabulary() -> None:

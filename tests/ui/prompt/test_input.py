@@ -17,8 +17,9 @@ from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from support.streams import Terminal
 
+from llmrun.protocol.codec import without_surrogates
 from llmrun.ui.prompt import history as history_module
-from llmrun.ui.prompt.drafts import is_open_block, read_typed, without_surrogates
+from llmrun.ui.prompt.drafts import is_open_block, read_typed
 from llmrun.ui.prompt.history import MAX_BYTES, MAX_ENTRY_BYTES, SharedHistory, open_history
 from llmrun.ui.prompt.input import ChatInput
 from llmrun.ui.terminal.output import Output
