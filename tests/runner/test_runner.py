@@ -299,6 +299,13 @@ def test_an_engine_that_sends_no_frames_is_ended(
     assert error.why.startswith(words)
 
 
+def test_an_engine_that_dies_slowly_has_its_own_cause_of_death(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the memory of a large model is freed for longer than anybody waits."""
+    monkeypatch.setattr(pipe, "_DEATH_SECONDS", 0.0)
+    for _ in range(10):
+        assert "killed by SIGSEGV" in crash(start("die:decode:SIGSEGV")).why
+
+
 # ---- patience ---------------------------------------------------------------------------------------
 
 
@@ -321,7 +328,8 @@ def test_a_template_that_never_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch, mode: str, why: str, *, counts: bool
 ) -> None:
     monkeypatch.setattr(requests, "RENDER_SECONDS", 0.1)
-    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
+    if mode == "hang_in_render":
+        monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
     runner = start(mode)
     with pytest.raises(BadTemplateError, match=why):
         runner.do(COUNT_TOKENS, HI) if counts else list(runner.submit(ASK))
