@@ -436,10 +436,11 @@ def _in_large_stack(call: Callable[[], _Result]) -> _Result:
 
 
 def _own_clock() -> Callable[[], float]:
-    """Return a clock of this thread's processor time, or of wall-clock time where the system has no such clock."""
-    began = time.monotonic()
+    """Return a clock of this thread's processor time; where the system has none, of the process's, which is at most the
+    time that passed."""
+    began, used = time.monotonic(), time.process_time()
     if sys.platform != "linux":
-        return lambda: time.monotonic() - began
+        return lambda: min(time.monotonic() - began, time.process_time() - used)
     clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def computed() -> float:
