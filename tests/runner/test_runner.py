@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
@@ -334,6 +335,25 @@ def test_a_template_that_never_ends(
     with pytest.raises(BadTemplateError, match=why):
         runner.do(COUNT_TOKENS, HI) if counts else list(runner.submit(ASK))
     assert not runner.alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the main thread's time is unknown")
+def test_a_template_may_take_any_time_on_a_busy_machine(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(requests, "RENDER_SECONDS", 0.5)
+    monkeypatch.setenv("FAKE_ENGINE_MAY_END", str(tmp_path / "may end"))
+    runner = start("starved_in_render")
+    asked_at, waits = time.monotonic(), iter(range(10))
+
+    def on_wait() -> None:
+        if next(waits, None) is None:
+            (tmp_path / "may end").touch()
+
+    events = runner.submit(ASK, on_wait=on_wait)
+    assert [type(event) for event in events][-1] is Finished
+    assert time.monotonic() - asked_at > requests.RENDER_SECONDS
+    assert runner.alive
 
 
 @pytest.mark.parametrize("command", [ASK, Job(1, "count_tokens", HI)])
