@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from llmrun.server.serving import ServeOptions, Serving
 
 _WATCH_SECONDS = 0.5
-_SENDING_NICENESS = 10
 _LOOPBACK = "127.0.0.1"
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - addresses that mean all, and what this machine calls
 
@@ -321,13 +320,16 @@ def _aliases(given: list[str]) -> dict[str, str]:
 
 
 def _give_way() -> None:
-    """Lower the priority of this thread below the engines': sending must not delay decode steps.
+    """Let no event interrupt a thread that computes: this thread has its share of the processor, but begins at the end
+    of a time slice, or when a core is idle. Sending must not delay decode steps.
 
-    Only Linux has a niceness per thread; on others it would apply to the engines too.
+    Only Linux has scheduling policies of threads.
     """
-    thread = threading.get_native_id()
-    if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _SENDING_NICENESS:
-        os.setpriority(os.PRIO_PROCESS, thread, _SENDING_NICENESS)
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):  # a sandbox may forbid it
+            if os.sched_getscheduler(thread) == os.SCHED_OTHER:
+                os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _on_signal(number: int, act: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from llmrun.protocol.jobs.machine import ServedDevices
 
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 _LOOK_SECONDS = 0.02
 _OPEN = (
     "ggml's RPC has no authentication: anyone who can reach this port can run programs as you "

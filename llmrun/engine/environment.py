@@ -6,13 +6,14 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import LlmrunError
 
 _SWITCH_SECONDS = 0.0001
-_PREPARING_NICENESS = 12  # a fifteenth of a busy core; most of the idle time between steps
+_NICENESS = 12  # a fifteenth of a busy core; most of the idle time between steps
 
 
 def set_environment() -> None:
@@ -32,15 +33,20 @@ def shorten_switch_interval() -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
 
 
+is_decoding: Callable[[], bool] = bool
+"""Returns whether answers are decoded now; set by EngineProcess. A request that is alone has nobody to make way for."""
+
+
 def lower_thread_priority() -> None:
     """Lower the priority of this thread and those it will start, for good, in favor of computing threads.
 
     If all cores compute, a grammar compilation would otherwise take half of one, and each step waits for its slowest
-    thread. Only Linux has a niceness of threads.
+    thread. Not for a thread that needs the interpreter's lock: on a busy machine it would seldom run, and keep the lock
+    from the computing thread meanwhile. Only Linux has a niceness of threads.
     """
     thread = threading.get_native_id()
-    if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _PREPARING_NICENESS:
-        os.setpriority(os.PRIO_PROCESS, thread, _PREPARING_NICENESS)
+    if sys.platform == "linux" and os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
+        os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
 
 
 def import_for_requests() -> None:

@@ -154,6 +154,7 @@ class EngineProcess:
         self._importer = threading.Thread(target=environment.import_for_requests, daemon=True)
         self._weights: dict[_Role, LlamaModel] = {}
         self._model: LoadedModel | None = None
+        environment.is_decoding = self._is_decoding
         # The event that a handler returns is sent to the front.
         self._compute_handlers: dict[type[Command], Callable[[Any], Event | None]] = {
             Load: self._load,
@@ -226,6 +227,10 @@ class EngineProcess:
         waiting, model = self._commands.n_answers, self._model  # another thread may set it to None
         return EngineStatus(waiting=waiting) if model is None else model.engine.status(waiting)
 
+    def _is_decoding(self) -> bool:
+        model = self._model
+        return model is not None and model.engine.busy
+
     def _is_alone(self, request: int) -> bool:
         model = self._model
         return model is not None and model.engine.runs_alone(request)
@@ -255,7 +260,6 @@ class EngineProcess:
             self._load_finished.wait()
             self._load_finished.clear()
             if self._model is not None and command.n_seq_max > 1:
-                environment.lower_thread_priority()
                 self._model.preparer.read_vocabulary()
 
     def _begin_slices(self, job: Job) -> SlicedJob:
@@ -278,9 +282,8 @@ class EngineProcess:
     def _answer(self, command: Command, event: Event) -> None:
         if self._commands.take(command):
             self._channel.send(event)
-        if isinstance(event, Failed):
-            cancel = Cancel(command.request)
-            self._queue(cancel, cancel)  # wakes the other thread, which may have to exit
+        cancel = Cancel(command.request)
+        self._queue(cancel, cancel)  # wakes the other thread, which may have to exit
 
     def _queue(self, command: Command, argument: _Argument) -> None:
         """Pass a command to the thread that owns llama.cpp."""
@@ -359,7 +362,7 @@ class EngineProcess:
         model = self._model
         if model is None or model.engine.busy or self._sliced or not self._to_compute.empty():
             return
-        if self._commands.n_answers:
+        if self._commands.has_waiting:  # the front repeats no job
             return
         if model.is_worn_out:
             os._exit(0)

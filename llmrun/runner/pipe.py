@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import weakref
 from collections import deque
@@ -22,7 +23,7 @@ from llmrun.protocol.messages import Command, Event
 from llmrun.runner.launch import EngineHandle, launch
 from llmrun.system import PipeReader, can_write
 
-_DEATH_SECONDS = 0.5
+_DEATH_SECONDS = 0.5  # for an engine to end by itself; then it is killed
 _LOG_TAIL_BYTES = 64 * 1024
 _USUAL = (  # parts of log lines that explain nothing
     "AMX is not ready",  # see engine/llama/library.py
@@ -180,8 +181,11 @@ class Pipe:
         """Kill the engine, and return its cause of death with llama.cpp's last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_DEATH_SECONDS)
-        status = self._process.poll()
+        was_alive = self._process.poll() is None
         self.kill()
+        status: int | None = self._process.returncode  # a process that was ending already keeps its own
+        if was_alive and (sys.platform == "win32" or status == -signal.SIGKILL):
+            status = None
         causes = [why or _cause(status), self._last_words()]
         return EngineExited("; ".join(cause for cause in causes if cause), _HINTS.get(-(status or 0), ""))
 

@@ -250,7 +250,7 @@ class Pool:
         self._files, self._names_of_files = files, {path: name for name, path in files.items()}
         self._defaults = defaults
         self.names, self.adapters, self.aliases, self._any_model = tuple(names), adapters, aliases, any_model
-        # Engines inherit the niceness of the thread that starts them: start it before the server raises its own.
+        # Engines inherit the scheduling of the thread that starts them: start it before the server changes its own.
         self._launcher = ThreadPoolExecutor(1, "engine launcher")
         self._launcher.submit(int)
         self.crashes = CrashTracker()

@@ -30,4 +30,4 @@ def test_a_thread_that_gives_way_leaves_others_as_they_are(more: int) -> None:
     thread.start()
     thread.join()
     assert niceness() == before
-    assert found == [max(own, environment._PREPARING_NICENESS)] * 2
+    assert found == [max(own, environment._NICENESS)] * 2

@@ -53,7 +53,7 @@ from llmrun.protocol.messages import (
     TextDelta,
 )
 from llmrun.protocol.params import Limits
-from llmrun.protocol.questions import EngineStatus, TokenCount
+from llmrun.protocol.questions import COUNT_TOKENS, EngineStatus, TokenCount
 from llmrun.protocol.speculation import Speculation, StepTables
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -342,6 +342,16 @@ def test_the_model_may_be_unloaded_while_another_thread_looks_at_it() -> None:
     assert not process._is_alone(1)
 
 
+def test_a_request_that_is_alone_is_prepared_with_all_of_its_threads_share(running: Running) -> None:
+    gate = running.gate_in_decode(0)
+    assert not module.environment.is_decoding()
+    running.channel.say(ask(1))
+    gate.wait()
+    assert module.environment.is_decoding()
+    gate.open()
+    running.channel.finished(1)
+
+
 def test_preparing_one_request_does_not_hold_up_another() -> None:
     running = Running(n_seq_max=2)
     gate = running.gate_in_preparing(2)
@@ -404,6 +414,30 @@ def test_counting_does_not_wait_for_a_step(running: Running) -> None:
     assert running.channel.sent[-3:-1] == [Rendering(2), Rendered(2)]
     gate.open()
     running.channel.finished(1)
+
+
+def test_a_worn_out_engine_does_not_exit_before_what_is_prepared_is_answered(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job too: the front repeats answers only."""
+    exits, counting, prompts = Gate(), Gate(), running.model.preparer.prompts
+    count = prompts.count
+
+    def gated(*arguments: Any) -> Any:
+        counting.stop()
+        return count(*arguments)
+
+    prompts.count = gated  # type: ignore[method-assign]
+    running.channel.say(Job(1, COUNT_TOKENS.name, as_dict(ask(1).asked)))
+    counting.wait()
+    exits.open()
+    monkeypatch.setattr(module.os, "_exit", lambda status: exits.stop())
+    monkeypatch.setattr(LoadedModel, "is_worn_out", True)
+    running.process._exit_if_worn_out()
+    assert not exits.reached.is_set()
+    counting.open()
+    exits.wait()
+    assert isinstance(running.channel.sent[-1], JobDone)
 
 
 def test_the_condition_is_told_while_a_step_runs_and_another_request_is_prepared(running: Running) -> None:

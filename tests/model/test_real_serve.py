@@ -37,13 +37,14 @@ def test_an_answer_is_the_same_at_once_and_as_a_stream(client: openai.OpenAI) ->
     assert stream[-1].usage.prompt_tokens_details.cached_tokens > 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness of threads")
-def test_the_engine_computes_before_what_it_computed_is_sent(server: RealServer, client: openai.OpenAI) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has scheduling policies of threads")
+def test_all_threads_have_their_share_and_sending_interrupts_no_step(server: RealServer, client: openai.OpenAI) -> None:
     client.completions.create(model="smollm2", prompt="One, two,", max_tokens=1)
     (engine,) = psutil.Process(server.process.pid).children()
-    computing = min(os.getpriority(os.PRIO_PROCESS, thread.id) for thread in engine.threads())
-    assert computing == psutil.Process().nice()
-    assert psutil.Process(server.process.pid).nice() == max(10, computing)
+    own = psutil.Process().nice()
+    assert [psutil.Process(server.process.pid).nice(), engine.nice()] == [own, own]
+    assert os.sched_getscheduler(server.process.pid) == os.SCHED_BATCH
+    assert {os.sched_getscheduler(thread.id) for thread in engine.threads()} == {os.SCHED_OTHER}
 
 
 def test_what_can_not_be_asked_is_an_error_of_its_class(client: openai.OpenAI) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import zip_longest
@@ -299,6 +300,13 @@ def test_an_engine_that_sends_no_frames_is_ended(
     assert error.why.startswith(words)
 
 
+def test_an_engine_that_dies_slowly_has_its_own_cause_of_death(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the memory of a large model is freed for longer than anybody waits."""
+    monkeypatch.setattr(pipe, "_DEATH_SECONDS", 0.0)
+    for _ in range(10):
+        assert "killed by SIGSEGV" in crash(start("die:decode:SIGSEGV")).why
+
+
 # ---- patience ---------------------------------------------------------------------------------------
 
 
@@ -321,11 +329,31 @@ def test_a_template_that_never_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch, mode: str, why: str, *, counts: bool
 ) -> None:
     monkeypatch.setattr(requests, "RENDER_SECONDS", 0.1)
-    monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
+    if mode == "hang_in_render":
+        monkeypatch.setattr(hang, "SILENT_SECONDS", 0.2)
     runner = start(mode)
     with pytest.raises(BadTemplateError, match=why):
         runner.do(COUNT_TOKENS, HI) if counts else list(runner.submit(ASK))
     assert not runner.alive
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the main thread's time is unknown")
+def test_a_template_may_take_any_time_on_a_busy_machine(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(requests, "RENDER_SECONDS", 0.5)
+    monkeypatch.setenv("FAKE_ENGINE_MAY_END", str(tmp_path / "may end"))
+    runner = start("starved_in_render")
+    asked_at, waits = time.monotonic(), iter(range(10))
+
+    def on_wait() -> None:
+        if next(waits, None) is None:
+            (tmp_path / "may end").touch()
+
+    events = runner.submit(ASK, on_wait=on_wait)
+    assert [type(event) for event in events][-1] is Finished
+    assert time.monotonic() - asked_at > requests.RENDER_SECONDS
+    assert runner.alive
 
 
 @pytest.mark.parametrize("command", [ASK, Job(1, "count_tokens", HI)])

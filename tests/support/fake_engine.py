@@ -103,6 +103,8 @@ def render(request: int) -> None:
         time.sleep(FOREVER)
     while MODE == "spin_in_render":
         pass
+    while MODE == "starved_in_render" and not Path(os.environ["FAKE_ENGINE_MAY_END"]).exists():
+        time.sleep(0.05)
     send(Rendered(request))
     phase("rendered")
 

@@ -21,6 +21,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from llmrun.engine import environment
 from llmrun.engine.constraint.lexemes import to_lark
 from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
@@ -408,6 +409,8 @@ def _in_large_stack(call: Callable[[], _Result]) -> _Result:
 
     def run() -> None:
         clocks.append(_own_clock())
+        if environment.is_decoding():
+            environment.lower_thread_priority()
         try:
             results.append(call())
         except BaseException as error:  # a panic in Rust is not an Exception
@@ -433,10 +436,11 @@ def _in_large_stack(call: Callable[[], _Result]) -> _Result:
 
 
 def _own_clock() -> Callable[[], float]:
-    """Return a clock of this thread's processor time, or of wall-clock time where the system has no such clock."""
-    began = time.monotonic()
+    """Return a clock of this thread's processor time; where the system has none, of the process's, which is at most the
+    time that passed."""
+    began, used = time.monotonic(), time.process_time()
     if sys.platform != "linux":
-        return lambda: time.monotonic() - began
+        return lambda: min(time.monotonic() - began, time.process_time() - used)
     clock = time.pthread_getcpuclockid(threading.get_ident())
 
     def computed() -> float:

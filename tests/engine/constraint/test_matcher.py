@@ -6,7 +6,10 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import random
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -19,6 +22,7 @@ from support.grammar_cases import BROKEN_FOR_LLGUIDANCE, BROKEN_GRAMMARS, BROKEN
 from support.grammar_twin import Twin
 from support.mutations import mutations
 
+from llmrun.engine import environment
 from llmrun.engine.constraint import matcher
 from llmrun.engine.constraint.matcher import Matcher, compile_grammar
 from llmrun.errors import BadGrammarError
@@ -105,6 +109,20 @@ def test_a_grammar_that_takes_too_long_to_read_is_given_up(monkeypatch: pytest.M
     assert matcher.n_runaways() == 0
     monkeypatch.undo()
     compile_grammar(read_json_schema('{"const": 1}'), FakeVocabulary())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a niceness of threads")
+@pytest.mark.parametrize("is_decoding", [False, True])
+def test_a_grammar_gives_way_to_answers_and_to_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, *, is_decoding: bool
+) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    monkeypatch.setattr(environment, "is_decoding", lambda: is_decoding)
+    own = niceness()
+    assert matcher._in_large_stack(niceness) == (max(own, environment._NICENESS) if is_decoding else own)
+    assert niceness() == own
 
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
