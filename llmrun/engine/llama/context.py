@@ -46,8 +46,8 @@ class LlamaContext:
     starts small and doubles when it is full.
 
     If there are cells for a whole window of each sequence, each has a stream of its own, so that attention skips the
-    cells of the others: on a processor, steps of 8 rows after 500 tokens each take a third of the time. If there are
-    fewer, all sequences share one pool, in which each can have a whole window.
+    cells of the others, which makes steps of several rows faster. If there are fewer, all sequences share one pool, in
+    which each can have a whole window.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class LlamaContext:
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
-        self._kv_buffers: list[int] = []  # in the machine's memory, whose cells can be copied one by one
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
@@ -212,7 +211,7 @@ class LlamaContext:
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         self.model.buffer_log.begin_context(llama, verbose=load.verbose)
-        with noting_cleared() as self._kv_buffers:
+        with noting_cleared() as self._kv_buffers:  # in the machine's memory; a stream's first cells can be copied
             context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise out_of_memory(load, room, self.model.buffer_log.failed)
