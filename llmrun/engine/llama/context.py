@@ -21,7 +21,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.parameters import Watch, check_kv_types, context_parameters, guarded, out_of_memory
 from llmrun.engine.llama.prefix_state import prefix_state
 from llmrun.engine.llama.rollback import Rollback
-from llmrun.engine.llama.zeroing import noting_cleared, zeroes_on_demand
+from llmrun.engine.llama.zeroing import can_note_reads, noting_cleared, zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
@@ -211,7 +211,7 @@ class LlamaContext:
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         self.model.buffer_log.begin_context(llama, verbose=load.verbose)
-        with noting_cleared() as self._kv_buffers:  # in the machine's memory; a stream's first cells can be copied
+        with noting_cleared() as cleared:
             context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise out_of_memory(load, room, self.model.buffer_log.failed)
@@ -220,6 +220,7 @@ class LlamaContext:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
+        self._kv_buffers = [*filter(can_note_reads, cleared)]  # a stream's first cells can be copied without the others
         if self._rollback is not None:
             self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
             self._rollback.moved()
