@@ -349,7 +349,10 @@ class SuffixAutomaton:
         """How many tokens the sequence has."""
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Add tokens behind the sequence; the GIL is released meanwhile."""
+        """Add tokens behind the sequence; the GIL is released meanwhile.
+
+        Negative ones, of images and audio, are never drafted, and count as equal.
+        """
 
     def rewind(self, length: int) -> None:
         """Keep only the first so many tokens. The next draft() takes as long as to extend by all of those."""

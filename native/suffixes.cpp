@@ -23,11 +23,13 @@ void SuffixAutomaton::clear() {
 }
 
 void SuffixAutomaton::extend(std::span<const int32_t> tokens) {
-    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+    const size_t before = tokens_.size();
+    for (const int32_t token : tokens) {
+        tokens_.push_back(token < 0 ? separator : token);
+    }
+    const std::span<const int32_t> added = std::span(tokens_).subspan(before);
     if (!is_stale_) {
-        for (const int32_t token : tokens) {
-            push(token);
-        }
+        std::ranges::for_each(added, [this](int32_t token) { push(token); });
     }
 }
 
@@ -52,8 +54,15 @@ std::pair<std::vector<int32_t>, size_t> SuffixAutomaton::draft(size_t most) {
     std::vector<int32_t> drafted;
     if (match_length_ > 0) {
         const size_t begin = static_cast<size_t>(match_end_) + 1;
+        if (tokens_[begin] < 0) {
+            return {{}, 0};
+        }
         for (size_t i = begin; i < begin + most; ++i) {
-            drafted.push_back(i < tokens_.size() ? tokens_[i] : drafted[i - tokens_.size()]);
+            const int32_t token = i < tokens_.size() ? tokens_[i] : drafted[i - tokens_.size()];
+            if (token < 0) {
+                break;
+            }
+            drafted.push_back(token);
         }
     }
     return {std::move(drafted), match_length_};

@@ -16,6 +16,7 @@ class SuffixAutomaton {
   public:
     SuffixAutomaton() { clear(); }
 
+    // Negative tokens, those of images and audio, are never drafted, and all count as equal.
     void extend(std::span<const int32_t> tokens);
 
     // Keep only the first `length` tokens. Rare, so that all is built again, when it is next needed.

@@ -90,11 +90,22 @@ void test_a_repeat_goes_on() {
     CHECK(automaton.draft(5) == std::pair(Tokens({6, 7, 6, 7, 6}), size_t{2}));
 }
 
+void test_what_is_no_text_is_not_drafted() {
+    SuffixAutomaton automaton;
+    automaton.extend(Tokens{5, 6, 7, -1, -900, 8, 5, 6});
+    CHECK(automaton.draft(5) == std::pair(Tokens({7}), size_t{2}));
+    automaton.extend(Tokens{7});
+    CHECK(automaton.draft(5) == std::pair(Tokens(), size_t{0}));
+    automaton.extend(Tokens{-3, -4, 8, 5, 6});
+    CHECK(automaton.draft(5) == std::pair(Tokens({7}), size_t{8}));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
     test_random_operations(count > 1 ? std::atoi(arguments[1]) : 1'000'000);
     test_the_latest_occurrence_is_continued();
     test_a_repeat_goes_on();
+    test_what_is_no_text_is_not_drafted();
     return summary();
 }

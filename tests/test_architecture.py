@@ -44,7 +44,7 @@ HOMES = {
     "huggingface_hub": ("models/hub.py",),
     "starlette": (
         "server/app.py",
-        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "ollama", "response")),
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model")),
         *(f"server/page/{name}.py" for name in ("answering", "catalogue", "insights", "requests", "routes")),
     ),
     "uvicorn": ("server/listener.py",),
@@ -54,6 +54,7 @@ HOMES = {
     "ray": ("batch/cluster.py",),
     "docstring_parser": ("chat/tools/functions.py",),
 }
+IMPORTERS = {"import_module", "import_submodule", "__import__"}  # functions, called with a module's name
 # The only files that may parse JSON without load_json(): its own, and readers of text that is bounded already.
 JSON_PARSERS = {"protocol/codec.py", "grammar/jsontext.py", "engine/constraint/matcher.py"}
 # Who may say llama.cpp's and ggml's names: those who call them.
@@ -91,7 +92,7 @@ def imports(file: str) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file} has a relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in IMPORTERS:
             found |= {part.value for part in node.args if isinstance(part, ast.Constant)}
     return frozenset(found)
 
@@ -113,6 +114,20 @@ def test_foreign_packages_stay_in_their_homes() -> None:
         if within(name, package) and not at_home(file, homes)
     }
     assert not strangers
+
+
+def test_each_home_is_lived_in() -> None:
+    """A home that imports its package no more would let another file of that name do so unseen."""
+    importing = {
+        package: [file for file in FILES if any(within(name, package) for name in imports(file))] for package in HOMES
+    }
+    empty = {
+        (package, home)
+        for package, homes in HOMES.items()
+        for home in homes
+        if not any(at_home(file, (home,)) for file in importing[package])
+    }
+    assert not empty
 
 
 def test_llama_cpp_is_named_by_those_who_have_to() -> None:

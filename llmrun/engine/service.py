@@ -143,7 +143,7 @@ class Preparer:
             moves=request.moves,
             is_repeatable=request.sampling.is_repeatable,
             media=prompt.media,
-            drafting=self._drafting(request, tokens) if prompt.media is None else None,
+            drafting=self._drafting(request, tokens, has_media=prompt.media is not None),
             guard=RepeatGuard() if request.stops_repeats else None,
         )
         if prompt.turn is not None and beginning is None:  # else the answer's message has more than was generated
@@ -163,14 +163,18 @@ class Preparer:
         thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
         return lead_in(reasoning, thinks=thinks, calls=syntax is not None)
 
-    def _drafting(self, request: AnswerRequest, tokens: list[int]) -> Drafting | StepProbe | None:
-        """Return what drafts the answer's tokens, or measures the cost of doing so."""
+    def _drafting(self, request: AnswerRequest, tokens: list[int], *, has_media: bool) -> Drafting | StepProbe | None:
+        """Return what drafts the answer's tokens, or measures the cost of doing so.
+
+        Args:
+            has_media: the prompt has images or audio, which neither a draft model nor heads can read.
+        """
         speculation = request.speculation
         if speculation is None:
             return None
         if speculation.probes:
             return StepProbe(speculation.most, speculation.times)
-        model = self._draft_model.drafter() if self._draft_model is not None else None
+        model = self._draft_model.drafter() if self._draft_model is not None and not has_media else None
         return Drafting(speculation, _native.SuffixAutomaton(), tokens, model)
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:

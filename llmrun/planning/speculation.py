@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,25 +206,32 @@ class DraftPolicy:
         elif isinstance(event, Finished):
             self.notice(event.stats)
 
-    def notice(self, stats: Stats) -> bool:
+    def notice(self, stats: Stats, write: Callable[[Callable[[], None]], object] = lambda forget: forget()) -> bool:
         """Compare an answer with the step times; return whether they have to be measured again.
 
         That is so when several answers in a row take longer, only if the engine has a single sequence: others slow an
         answer down too. A faster answer shows at once that other programs ran during the measurement: its times are
         forgotten.
+
+        Args:
+            write: calls a function that waits for files, at once or in another thread.
         """
         expected = expected_seconds(stats, self.measured)
         if expected is None or stats.decode_steps < _FEWEST_STEPS:
             return False
         ratio = stats.decode_seconds / expected
         if ratio <= 1 / _SURPRISE:
-            self._times, self._comparisons = (), None
-            slowest = _SURPRISE * stats.decode_seconds / stats.decode_steps
-            with suppress(LlmrunError):  # the folder can't be written
-                drop_entry(self._path, self._key)
-                forget_attention(self._header, self._hardware, self._folder, slowest)
+            self._times = ()
+            write(partial(self._forget, _SURPRISE * stats.decode_seconds / stats.decode_steps))
         self._surprises = self._surprises + 1 if ratio >= _SURPRISE and self._load.n_seq_max == 1 else 0
         return not self._times or self._surprises >= _MOST_SURPRISES
+
+    def _forget(self, slowest: float) -> None:
+        """Remove the step times from the disk, and a comparison of which no step was as fast as `slowest` seconds."""
+        with suppress(LlmrunError):  # the folder can't be written
+            drop_entry(self._path, self._key)
+            forget_attention(self._header, self._hardware, self._folder, slowest)
+        self._comparisons = None
 
     @property
     def can_pay(self) -> bool:

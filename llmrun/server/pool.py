@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -112,7 +113,8 @@ class PooledModel:
 
     def notice(self, stats: Stats) -> None:
         """Let the idle engine measure its decode steps again if an answer shows that their times are wrong."""
-        if self.model is not None and self.model.drafting.notice(stats):
+        write = partial(asyncio.get_running_loop().run_in_executor, None)  # another process may hold the files' lock
+        if self.model is not None and self.model.drafting.notice(stats, write):
             self.can_measure = True
 
     def cancel_timers(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from support.tiny_projector import (
 )
 
 from llmrun import _native
-from llmrun.engine.llama.base import MAX_SECONDS
+from llmrun.engine.llama.base import MAX_SECONDS, RunLimit
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
@@ -274,9 +275,28 @@ def test_a_state_that_lacks_the_positions_is_not_saved(opened: Open, tmp_path: P
     assert model.save(SaveState(1)).tokens
 
 
-def test_nothing_is_drafted_after_an_image(opened: Open) -> None:
-    _, [stats], _ = run(opened(), asked(RED, speculation=Speculation(most=4)))
-    assert stats.drafted_tokens == 0 < stats.completion_tokens
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_answer_is_decoded_and_drafted_as_one_without_files(opened: Open, kind: str) -> None:
+    request = asked(FILES[kind][0], text="What is it? It is it? What is", logprobs=None, limits=Limits(60))
+
+    def answered(limit: RunLimit | None, **more: Any) -> tuple[str, Stats, int]:
+        model, events, n_steps = opened(kind), list[Event](), 0
+        model.engine.add(model.preparer.prepare(Generate(1, dataclasses.replace(request, **more)), events.append))
+        while model.engine.busy:
+            events += model.engine.step(limit)
+            n_steps += 1
+        finished = next(event for event in events if isinstance(event, Finished))
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        return text, finished.stats, n_steps
+
+    run_limit = RunLimit(16, math.inf, _native.CancelFlag())
+    text, _, n_steps = answered(None)
+    natively, _, n_native_steps = answered(run_limit)
+    assert natively == text
+    assert n_native_steps < n_steps - 40
+    drafted, stats, _ = answered(run_limit, speculation=Speculation(most=4))
+    assert drafted == text
+    assert stats.drafted_tokens > 0
 
 
 def test_a_count_knows_images(opened: Open) -> None:

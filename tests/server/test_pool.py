@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.engines import fake_engine
@@ -17,6 +18,7 @@ from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, U
 from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, locate
+from llmrun.planning import speculation as speculation_module
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.messages import Stats
 from llmrun.runner.launch import EngineHandle
@@ -208,9 +210,16 @@ def test_steps_are_measured_again_where_an_answer_shows_that_others_ran_meanwhil
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    writers, drop_entry = list[threading.Thread](), speculation_module.drop_entry
+
+    def noted(path: Path, key: dict[str, Any]) -> bool:
+        writers.append(threading.current_thread())
+        return drop_entry(path, key)
+
+    monkeypatch.setattr(speculation_module, "drop_entry", noted)
 
     async def scenario(machine: Machine) -> None:
-        for _ in range(2):
+        for turn in range(2):
             async with machine.pool.lease("") as kept:
                 await machine.pool.ready(kept)
             assert kept.model is not None
@@ -223,6 +232,9 @@ def test_steps_are_measured_again_where_an_answer_shows_that_others_ran_meanwhil
             kept.notice(Stats(completion_tokens=40, decode_steps=40, decode_seconds=10 * expected))
             assert kept.can_measure
             assert drafting.lacks_times
+            while len(writers) <= turn:
+                await asyncio.sleep(0)
+            assert threading.main_thread() not in writers, "the event loop does not wait for files"
 
     run(Machine(tmp_path, "a", idle_seconds=0.0), scenario)
 

@@ -64,7 +64,7 @@ def measure_steps(
                 times += _measure(context, shortest, 0, clock, is_interrupted, lambda: context.forget(shortest, 0))
         if draft_model is not None:
             draft_times += _measure_drafts(draft_model, clock, is_interrupted)
-    except (Aborted, CacheFull, MemoryError):
+    except (Aborted, CacheFull, MemoryError):  # the last one before anything was emptied
         return StepTables()
     return StepTables(tuple(times), tuple(draft_times))
 

@@ -32,7 +32,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.parameters import Watch, check_kv_types, context_parameters, guarded, out_of_memory
 from llmrun.engine.llama.prefix_state import prefix_state
 from llmrun.engine.llama.rollback import Rollback
-from llmrun.engine.llama.zeroing import noting_cleared, zeroes_on_demand
+from llmrun.engine.llama.zeroing import can_note_reads, noting_cleared, zeroes_on_demand
 from llmrun.errors import BadModelError, OutOfMemoryError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
@@ -61,8 +61,8 @@ class LlamaContext:
     starts small and doubles when it is full.
 
     If there are cells for a whole window of each sequence, each has a stream of its own, so that attention skips the
-    cells of the others: on a processor, steps of 8 rows after 500 tokens each take a third of the time. If there are
-    fewer, all sequences share one pool, in which each can have a whole window.
+    cells of the others, which makes steps of several rows faster. If there are fewer, all sequences share one pool, in
+    which each can have a whole window.
     """
 
     def __init__(
@@ -118,7 +118,6 @@ class LlamaContext:
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
         self._threads = load.threads, load.threads_batch or load.threads  # of a batch of one token, and of more
-        self._kv_buffers: list[int] = []  # in the machine's memory, whose cells can be copied one by one
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
@@ -248,7 +247,7 @@ class LlamaContext:
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         self.model.buffer_log.begin_context(llama, verbose=load.verbose)
-        with noting_cleared() as self._kv_buffers:
+        with noting_cleared() as cleared:
             context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise out_of_memory(load, room, self.model.buffer_log.failed)
@@ -258,6 +257,7 @@ class LlamaContext:
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
         llama.llama_set_n_threads(context, *self._threads)
+        self._kv_buffers = [*filter(can_note_reads, cleared)]  # a stream's first cells can be copied without the others
         if self._rollback is not None:
             self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
             self._rollback.moved()

@@ -73,10 +73,11 @@ def _shorten(memory: mmap.mmap, base: int, end: int, reads: list[_Read], sequenc
     if cell_bytes < _MIN_CELL_BYTES or not _are_first(memory[begin:short_end], cell_bytes):
         return 0
     _COUNT.pack_into(memory, counted, length)
+    if len(reads) > 1 and reads[1].start == reads[0].start + reads[0].size:
+        return 0  # its cells are in several pieces, which are read one after the other
     read_end = cells_end
     for start, address, size in reads:
-        # Cells that are not in one piece are read one piece after the other.
-        if size % n_cells or start - read_end < _TENSOR_BYTES:
+        if size % n_cells:
             return 0
         for source, n_bytes in ((base + read_end, start - read_end), (address, size // n_cells * length)):
             ctypes.memmove(base + short_end, source, n_bytes)

@@ -31,9 +31,10 @@ _ALLOC, _MAX_SIZE, _ALLOC_SIZE = 1, 3, 4
 # struct ggml_backend_buffer: functions up to clear and reset, then its type, the memory and its size.
 _MOST_WORDS = 14
 _CLEAR, _RESET, _BASE, _SIZE = -2, -1, 1, 2  # from the type on
+# Its functions from the beginning on: get_tensor, two that the processor's buffers lack, cpy_tensor; and their number.
 _GET, _SET_RECTANGLE, _GET_RECTANGLE, _COPY, _FUNCTIONS = 5, 6, 7, 8, 11
 _installed: list[Any] = []  # callbacks that ggml holds
-_cleared: list[int] = []  # buffers, since note_cleared()
+_cleared: list[int] = []  # buffers, since noting_cleared()
 
 
 @functools.cache
@@ -71,7 +72,7 @@ def noting_cleared() -> Iterator[list[int]]:
     _cleared.clear()
     found: list[int] = []
     yield found
-    found += (buffer for buffer in _cleared if _can_note_reads(buffer))
+    found += _cleared
 
 
 @contextmanager
@@ -94,7 +95,7 @@ def noting_reads(buffers: Sequence[int], note: Callable[[int, int, int], object]
             functions[_GET] = get_tensor
 
 
-def _can_note_reads(buffer: int) -> bool:
+def can_note_reads(buffer: int) -> bool:
     """Return whether a buffer has the functions of the processor's buffers where they are expected."""
     words = ctypes.cast(buffer, _Words)
     buffer_type = function("ggml_backend_buffer_get_type", _Pointer, _Pointer)(buffer)

@@ -10,7 +10,7 @@ from support.conversation import Conversation
 from support.fake_context import FakeContext, endless
 
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
-from llmrun.protocol.speculation import StepTime
+from llmrun.protocol.speculation import StepTables, StepTime
 
 
 class StepClock:
@@ -119,3 +119,16 @@ def test_nothing_is_measured_where_a_request_is_answered_or_nothing_can_be_cut()
     talk.ask("Hi")
     assert talk.engine.measure_steps(never).times == ()
     assert Conversation(endless, cuts=False).engine.measure_steps(never).times == ()
+
+
+def test_without_memory_for_a_copy_nothing_is_measured_and_nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = Conversation(endless, n_ctx=1000)
+    talk.answer("x" * 100, most=5)
+    held = talk.context.cached()
+
+    def fails(slot: int) -> bytearray:
+        raise MemoryError
+
+    monkeypatch.setattr(talk.context, "state", fails)
+    assert talk.engine.measure_steps(lambda: False) == StepTables()
+    assert talk.context.cached() == held
