@@ -1,4 +1,4 @@
-"""JSON bodies with hostile parts at any depth, which json.dumps() can't write: surrogates, long numbers, repeated keys."""
+"""JSON bodies with hostile parts at any depth, also such as json.dumps() can't write: long numbers, repeated keys."""
 
 from __future__ import annotations
 
