@@ -49,7 +49,15 @@ def fuzzed_server(folder: Path) -> Iterator[LiveServer]:
     images = str(projector(folder / "eyes.gguf", WIDTH, "gemma3"))
     names = (str(model), str(embeds))
     with LiveServer(
-        folder, ("real",), model=model, names=names, n_ctx=N_CTX, parallel=8, queue=400, projector=images
+        folder,
+        ("real",),
+        model=model,
+        names=names,
+        n_ctx=N_CTX,
+        parallel=8,
+        queue=400,
+        keep_seconds=-1,
+        projector=images,
     ) as server:
         yield server
 
@@ -124,7 +132,10 @@ class Attack:
         while (made := self._next()) is not None:
             path, data = made
             headers = {"sec_fetch_site": "same-origin"} if path.startswith("/ui/") else {}
-            answer = parse(self._server.raw(self._server.request("POST", path, data, **headers)))
+            try:
+                answer = parse(self._server.raw(self._server.request("POST", path, data, **headers)))
+            except (OSError, LookupError, ValueError) as error:  # none, or no HTTP
+                answer = RawResponse(0, {}, repr(error).encode())
             with self._lock:
                 self.counts[path, answer.status] += 1
                 self.complaints += filter(None, [complaint(path, data, answer)])
