@@ -353,6 +353,9 @@ def test_what_is_ignored_is_named_in_a_header(serve: Serve, stream: bool) -> Non
     assert server.post("/v1/responses", items).headers["x-llmrun-ignored"] == "tools[0].type=web_search, background"
     options = {**HI, "options": {"num_ctx": 4096}}
     assert server.post("/api/chat", options).headers["x-llmrun-ignored"] == "options.num_ctx"
+    unnamed = server.post(CHAT, {**HI, **{f"{number:08}": 1 for number in range(200)}, "": 1})  # cut in front of a name
+    assert (unnamed.status, len(unnamed.headers["x-llmrun-ignored"])) == (200, 999)
+    assert server.post(CHAT, {**HI, "a": 1, "": 1}).headers["x-llmrun-ignored"] == "a, ?"
     context = {"prompt": "Hi", "context": [1, 2], "stream": False}
     assert server.post("/api/generate", context).headers["x-llmrun-ignored"] == "context"
 
