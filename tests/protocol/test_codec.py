@@ -135,6 +135,24 @@ def test_json_is_read_as_python_reads_it() -> None:
     assert load_json("[NaN]", parse_constant=str.lower) == ["nan"]
 
 
+LONE = r'{"a\ud800": ["b\uDFFF", {"c": "\ud83d\ude00\ud83d"}], "\\ud800": 1}'
+
+
+@pytest.mark.parametrize("text", [LONE, LONE.encode(), LONE.encode("utf-16")])
+def test_lone_surrogates_become_replacement_characters(text: str | bytes) -> None:
+    assert load_json(text) == {"a\ufffd": ["b\ufffd", {"c": "😀\ufffd"}], "\\ud800": 1}
+    assert load_json(text, has_paths=True) == json.loads(LONE), "a path's bytes stay"
+
+
+RAW = '["\ud800é"]'
+
+
+@pytest.mark.parametrize("text", [RAW, RAW.encode("utf-8", "surrogatepass"), RAW.encode("utf-16", "surrogatepass")])
+def test_so_do_those_that_are_not_escaped(text: str | bytes) -> None:
+    assert load_json(text) == ["\ufffdé"]
+    assert load_json(text, has_paths=True) == ["\ud800é"]
+
+
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900, 5_000, 100_000])
 @pytest.mark.parametrize("kind", [str, str.encode])
 def test_deep_json_is_refused_whatever_the_interpreter_bears(depth: int, kind: Callable[[str], Any]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from support.embedding_models import GOLDENS, QUERY, TEXTS, gguf_of
 from support.served import CHAT, LiveServer
 
-from llmrun.errors import ContextOverflowError, EngineCrashedError
+from llmrun.errors import ContextOverflowError, EngineCrashedError, InternalError
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded
@@ -163,6 +163,23 @@ def command(*texts: str, **changes: Any) -> EmbedTexts:
 
 def lengths(done: TextsEmbedded) -> list[float]:
     return np.frombuffer(base64.b64decode(done.vectors), "<f4").reshape(-1, 2)[:, 0].tolist()
+
+
+def test_a_mistake_of_ours_is_answered_too() -> None:
+    class Broken(Engine):
+        async def do(self, kind: JobKind[Any, Any, TextsEmbedded], command: EmbedTexts) -> TextsEmbedded:
+            if "bad" in command.texts:
+                raise KeyError("of ours")
+            return await super().do(kind, command)
+
+    async def run() -> None:
+        engine = Broken()
+        engine.jobs.append(())
+        first, bad, last = await asyncio.wait_for(asked(engine, [command("a"), command("bad"), command("c")]), 60)
+        assert isinstance(bad, InternalError)
+        assert (lengths(first), lengths(last)) == ([1], [1])
+
+    asyncio.run(run())
 
 
 def test_who_asks_at_the_same_time_is_answered_together() -> None:

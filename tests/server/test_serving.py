@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import sys
 import threading
@@ -68,6 +69,50 @@ def test_several_answers_to_one_prompt(serve: Serve) -> None:
     answer = serve("together").post(CHAT, {**HI, "n": 2}).json
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello", "Hello"]
+
+
+ANSWERING = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/completion")
+ASKED = {**HI, "prompt": "Hi", "max_tokens": 5, "stream": False}
+
+
+@pytest.mark.parametrize("path", ANSWERING)
+def test_a_mistake_in_the_engine_is_a_500_with_a_number_that_the_log_has(
+    serve: Serve, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server, asked = serve("mistaken"), {"input": "Hi"} if path == "/v1/responses" else ASKED
+    for _ in range(3):  # it counts as no death of the engine, after two of which a prompt is refused
+        failed = server.post(path, asked)
+        assert failed.status == 500
+        found = re.search(rb"internal error ([0-9a-f]{8})", failed.body)
+        assert found is not None
+        assert b"internal-error" in failed.body
+        log = capsys.readouterr().err
+        assert "KeyError: 'of ours'" in log
+        assert f"internal error {found[1].decode()}" in log
+        assert b"of ours" not in failed.body
+    assert server.engines == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/models", CHAT])
+def test_a_mistake_in_the_front_is_one_too(
+    serve: Serve, path: str, stream: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise KeyError("of ours")
+
+    server = serve()
+    with monkeypatch.context() as patch:
+        patch.setattr("llmrun.server.protocols.openai_chat.ChatWriter.feed", broken)
+        patch.setattr("llmrun.server.model_routes.ModelRoutes._by_name", broken)
+        answer = server.get(path) if path == "/v1/models" else server.post(path, {**HI, "stream": stream})
+    assert answer.status == (200 if stream and path == CHAT else 500)
+    found = re.search(rb"internal error ([0-9a-f]{8})", answer.body)
+    assert found is not None
+    log = capsys.readouterr().err
+    assert f"internal error {found[1].decode()}" in log
+    assert log.count("KeyError: 'of ours'") == 1
+    assert server.post(CHAT, HI).status == 200
 
 
 def test_drafts_are_as_the_client_says_or_else_the_server(serve: Serve) -> None:
@@ -342,6 +387,9 @@ def test_what_is_ignored_is_named_in_a_header(serve: Serve, stream: bool) -> Non
     assert server.post("/v1/responses", items).headers["x-llmrun-ignored"] == "tools[0].type=web_search, background"
     options = {**HI, "options": {"num_ctx": 4096}}
     assert server.post("/api/chat", options).headers["x-llmrun-ignored"] == "options.num_ctx"
+    unnamed = server.post(CHAT, {**HI, **{f"{number:08}": 1 for number in range(200)}, "": 1})  # cut in front of a name
+    assert (unnamed.status, len(unnamed.headers["x-llmrun-ignored"])) == (200, 999)
+    assert server.post(CHAT, {**HI, "a": 1, "": 1}).headers["x-llmrun-ignored"] == "a, ?"
     context = {"prompt": "Hi", "context": [1, 2], "stream": False}
     assert server.post("/api/generate", context).headers["x-llmrun-ignored"] == "context"
 

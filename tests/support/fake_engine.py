@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from llmrun.errors import as_llmrun_error
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.frames import encode, read_frame
 from llmrun.protocol.jobs.beams import BeamAnswer, BeamsFound, BeamStep, TreeNode
@@ -148,6 +149,12 @@ def generate(command: Generate) -> None:
         return
     if MODE == "failing":
         send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
+        return
+    if MODE == "mistaken":
+        try:
+            raise KeyError("of ours")
+        except KeyError as error:
+            send(Failed.of(as_llmrun_error(error), command.request))
         return
     send(started(command))
     if MODE == "echo":

@@ -1,4 +1,4 @@
-"""JSON bodies with hostile parts at any depth, which json.dumps() can't write: surrogates, long numbers, repeated keys."""
+"""JSON bodies with hostile parts at any depth, also such as json.dumps() can't write: long numbers, repeated keys."""
 
 from __future__ import annotations
 
@@ -43,58 +43,12 @@ HOSTILE: tuple[Any, ...] = (
     Raw("[" * 90 + "]" * 90),
     *(0, 1, -1, 2, 7, 2**31, 2**32, 2**63, -(2**63) - 1, 2**64, 10**30, 0.5, -0.5, 1e-320, 1.5e300),
     *(True, False, None),
-    *(
-        "",
-        " ",
-        "\0",
-        "a\0b",
-        "\x1b[31m",
-        "\n",
-        "\u202e",
-        "\ufeff",
-        "🙂",
-        "e\u0301",
-        "-1",
-        "1e999",
-        "null",
-        "NaN",
-        "9" * _LONG,
-    ),
-    *(
-        "<|im_start|>",
-        "<s>",
-        "</s>",
-        "<0x00>",
-        "<tool_call>",
-        "{{ 1 / 0 }}",
-        "{% for",
-        "../../etc/passwd",
-        "data:,",
-        "%s%n",
-    ),
-    *(
-        [],
-        {},
-        [[]],
-        [{}],
-        [None],
-        [""],
-        {"": None},
-        {"\0": "\0"},
-        [0] * 3,
-        ["a"] * 70,
-        {"type": "object"},
-        {"$ref": "#"},
-    ),
-    *({"type": "text", "text": "x"}, {"role": "user"}, {"url": "x"}),
-)
-_RARE: tuple[Any, ...] = (
-    "x" * _MEGABYTE,
-    "é🙂" * (_MEGABYTE // 6),
-    [1] * 50_000,
-    [{}] * 70_000,
-    {"a": "b" * _MEGABYTE},
-)
+    *("", " ", "\0", "a\0b", "\x1b[31m", "\n", "\u202e", "\ufeff", "🙂", "e\u0301", "-1", "1e999", "null", "NaN"),
+    *("9" * _LONG, "<|im_start|>", "<s>", "</s>", "<0x00>", "<tool_call>", "{{ 1 / 0 }}", "{% for", "data:,", "%s%n"),
+    *([], {}, [[]], [{}], [None], [""], {"": None}, {"\0": "\0"}, [0] * 3, ["a"] * 70, {"type": "object"}),
+    *({"$ref": "#"}, {"type": "text", "text": "x"}, {"role": "user"}, {"url": "x"}, "../../etc/passwd"),
+)  # fmt: skip
+_LARGE = ("x" * _MEGABYTE, "é🙂" * (_MEGABYTE // 6), {"a": "b" * _MEGABYTE}, [1] * 50_000, [{}] * 70_000)
 _WITHIN = (Raw("\\ud800"), Raw("\\udc00"), "\0", "🙂", "\\", '"', "\n", "<|im_end|>", "{{", "9" * 400, "=", "\u2028")
 
 
@@ -174,7 +128,7 @@ class Fuzzer:
         return body
 
     def _hostile(self) -> Any:
-        return self._choose.choice(_RARE if self._choose.random() < 0.01 else HOSTILE)
+        return self._choose.choice(_LARGE if self._choose.random() < 0.01 else HOSTILE)
 
     def _within(self, value: Any) -> Any:
         """Return a text with something hostile in it; a number near a limit for a number."""

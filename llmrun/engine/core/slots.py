@@ -367,6 +367,8 @@ class Slots:
             if is_restored:
                 self.append(slot, tokens)
                 self.checkpoints.put(slot, checkpoints)
+            elif tokens:  # a part may have been written
+                self.truncate(slot, 0)
 
     def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
         """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""

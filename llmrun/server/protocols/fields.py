@@ -184,8 +184,8 @@ def as_json(value: Any) -> str:
 
 
 def header_safe(path: str) -> str:
-    """Return a path for a header's list."""
-    return _UNSAFE.sub("?", path)
+    """Return a path for a header's list; a key may be empty, and a header must not end with a space."""
+    return _UNSAFE.sub("?", path) or "?"
 
 
 def _word(text: str) -> str:

@@ -106,6 +106,31 @@ def test_an_error_is_told_and_leaves_everything_as_it_was() -> None:
     assert talk.context.cached() == cached == talk.engine._slots.cached[0]
 
 
+@pytest.mark.parametrize("call", ["state", "set_state"])
+def test_without_memory_for_a_copy_a_slot_is_not_emptied_or_stays_empty(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    talk = talked(400)
+    monkeypatch.setattr(talk.context, call, fail)
+    assert {time.depth for time in talk.engine.measure_steps(never).times} == ({400} if call == "state" else {0, 400})
+    assert talk.context.cached() == talk.engine._slots.cached[0]
+    assert len(talk.engine._slots.cached[0]) == (400 if call == "state" else 0)
+
+
+def test_without_memory_for_a_checkpoint_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    talk = talked(400)
+    monkeypatch.setattr(talk.context, "has_checkpoints", True)
+    monkeypatch.setattr(talk.context, "checkpoint", fail)
+    assert talk.engine.measure_steps(never).times == ()
+    assert len(talk.context.cached()) == 400
+
+
 def test_a_state_that_does_not_come_back_is_not_said_to_be_cached() -> None:
     talk = talked(400)
     talk.context.state = lambda sequence_id: bytearray(b"bad")  # type: ignore[method-assign]

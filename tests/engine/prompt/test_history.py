@@ -24,7 +24,10 @@ from support.family_model import control_texts, write_family_model
 from support.hybrid_models import write_models
 from support.tool_templates import TOOL_TEMPLATES
 
+from llmrun.engine.prompt import history
+from llmrun.engine.prompt.control_texts import Part
 from llmrun.engine.prompt.history import Conversation, History, Turn
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerRequest, Message, PromptHistory, Tool, ToolCall
 from llmrun.protocol.params import Limits
 
@@ -433,3 +436,12 @@ def test_results_belong_to_calls_whatever_their_ids() -> None:
 def test_arguments_of_any_kind_have_a_digest() -> None:
     for arguments in (json.dumps({"a": float("inf")}), "\ud800", '"text"', "[" * 500):
         assert len(digest(call(arguments))) == 32
+
+
+def test_an_image_within_the_end_of_an_answer_stays() -> None:
+    """Of a template that puts the next message's images before the end token."""
+    image = Media("iVBO")
+    parts = [Part("<|im", special=True), image, Part("_end|>\nNext", special=True), Part("!", special=False)]
+    kept = history._without("<|im_end|>", parts)
+    assert kept == [image, Part("\nNext", special=True), Part("!", special=False)]
+    assert history._without("longer than all", [Part("x", special=False)]) == []
