@@ -245,8 +245,7 @@ def test_kernels_are_really_measured() -> None:
 
 
 def test_processor_time_tells_the_speed_beside_busy_programs() -> None:
-    """How long one thread computes hardly depends on what else runs; the time of two that wait for each other does, twenty
-    times. Where two threads share a core, each is slower."""
+    """How long one thread computes hardly depends on what else runs; where two threads share a core, each is slower."""
     with closing(EngineClient()) as engine:
         found = []
         for n_busy in (0, 4):
