@@ -84,7 +84,8 @@ def speed_of(
         speed = replace(measured, types={**_as_known(stored.types if stored else {}, measured), **rates})
     else:
         speed = replace(stored, types={**_as_known(rates, stored), **stored.types})
-    _remember(speed, hardware, folder)
+    if speed.is_estimated or not measured.is_estimated:
+        _remember(speed, hardware, folder)
     return speed
 
 

@@ -173,6 +173,8 @@ def test_a_busy_machine_is_estimated_until_it_is_quiet(engine: Engine, tmp_path:
     assert (quiet.is_estimated, quiet.read) == (False, 3e10)
     engine.others = 20.0
     assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == remembered(MACHINE, tmp_path) == quiet
+    assert set(speed_of(MACHINE, {"Q6_K"}, tmp_path).types) == {"Q4_K", "Q6_K"}
+    assert remembered(MACHINE, tmp_path) == quiet, "nothing is stored beside what a quiet machine has shown"
 
 
 def test_a_machine_that_gets_busy_meanwhile_is_measured_again(
