@@ -1,8 +1,8 @@
 """One HTTP request for completions: read the body, lease the model, ask its engine, send the answers as they come.
 
 ResponseStreams is the engine's side: it requests the answers, again if the engine dies before one has started.
-HttpExchange is the client's side: headers, keep-alives and errors. A writer of the client's protocol turns the events of
-the one into the bytes of the other; watch.py stops both.
+HttpExchange is the client's side: headers, keep-alives and errors. A writer of the client's protocol turns the events
+of the one into the bytes of the other; watch.py stops both.
 """
 
 from __future__ import annotations
