@@ -400,7 +400,7 @@ class HttpExchange:
         self._answers = answers = ResponseStreams(
             self._pool, pooled, completion, self.put, self._metrics, self._arrived
         )
-        clock = asyncio.ensure_future(self._watch_sending(asyncio.current_task()))
+        clock = asyncio.ensure_future(self._watch_sending())
         try:
             for _ in range(_GATHER_TURNS):
                 await asyncio.sleep(0)
@@ -568,14 +568,14 @@ class HttpExchange:
         self._log["ttft_seconds"] = round(stats.ttft_seconds, 4)
         self._log["ttft_parts"] = {name: round(value, 4) for name, value in stats.ttft_parts.items()}
 
-    async def _watch_sending(self, task: asyncio.Task[Any] | None) -> None:
-        """Request keep-alives, and cancel the task of the exchange if the client reads nothing."""
-        assert task is not None
+    async def _watch_sending(self) -> None:
+        """Request keep-alives, and cancel the exchange if the client reads nothing."""
+        assert self._watch is not None
         while True:
             await asyncio.sleep(KEEP_ALIVE_SECONDS)
             idle_seconds = time.monotonic() - self._sent_at
             if self._is_sending and idle_seconds > STALL_SECONDS:
                 self._log["reason"] = "left"
-                task.cancel()
+                self._watch.cancel()
             elif not self._is_sending and idle_seconds >= KEEP_ALIVE_SECONDS:
                 self._wake(None)
