@@ -42,7 +42,7 @@ from llmrun.ui.terminal.activity import download_progress
 from llmrun.ui.terminal.format import counted
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.views.models import AT_LEAST, show_catalogue, show_installed, show_leftovers, show_verified
+from llmrun.ui.views.models import ESTIMATED, show_catalogue, show_installed, show_leftovers, show_verified
 
 if TYPE_CHECKING:
     from llmrun.planning.catalogue import ModelEstimate
@@ -120,8 +120,8 @@ def show_entries(
         output.result_json(plain)
     else:
         show_catalogue(output, plain)
-        if any(facts["decode_rate"] and facts["is_lower_bound"] for facts in plain):
-            output.note(f"{AT_LEAST}; llmrun plan measures again")
+        if any(facts["decode_rate"] and facts["is_rate_estimated"] for facts in plain):
+            output.note(ESTIMATED)
         if not any(facts["decode_rate"] for facts in plain):
             output.note("llmrun plan measures the speed of this machine, for predictions")
 
@@ -161,7 +161,7 @@ def plain_entries(
 
 
 def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
-    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact", "is_lower_bound"
+    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact", "is_rate_estimated"
     return asdict(estimate) if estimate else dict.fromkeys(names)
 
 

@@ -22,7 +22,7 @@ from llmrun.planning.hardware import this_machine
 from llmrun.planning.measurements import measured_attention
 from llmrun.planning.plan import Measurements, make_plan
 from llmrun.planning.preferences import LoadPreferences
-from llmrun.planning.speed import BUSY, speed_of
+from llmrun.planning.speed import speed_of
 from llmrun.planning.tuned import forget
 from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.quantize.types import COPY_TYPE, fast_copy, has_slow_prompts
@@ -107,7 +107,7 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
     types = {*header.bytes_per_type, COPY_TYPE}
     with suppress(LlmrunError):
         speed = speed_of(hardware, types, folder)
-        return fast_copy(header, speed) if speed.others < BUSY else None
+        return None if speed.is_estimated else fast_copy(header, speed)
     return None
 
 

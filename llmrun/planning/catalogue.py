@@ -21,7 +21,6 @@ from llmrun.planning.estimate import contexts_for, local_candidate, look_ahead
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import margin
 from llmrun.planning.predict import Work, main_type, predict
-from llmrun.planning.speed import is_slowed
 from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_count
 
@@ -45,7 +44,7 @@ class ModelEstimate:
     fits_now: bool  # into what is free of them
     decode_rate: float | None  # tokens/s in a short conversation; None if unknown, or nothing is decoded
     is_exact: bool = True  # from the model's header, not from the size of its file
-    is_lower_bound: bool = False  # other programs slowed the measurement of decode_rate's machine down
+    is_rate_estimated: bool = False  # other programs used the machine when its speed was measured
 
 
 class FileSize(NamedTuple):
@@ -123,7 +122,7 @@ def estimate_file(path: Path, hardware: Hardware, speed: MachineSpeed | None) ->
     now = look_ahead(local_candidate(path, header), hardware, None, (n_ctx,))
     (at,), (at_now,) = row.contexts, now.contexts
     rate = None if makes_embeddings(header) else row.decode_rate
-    return ModelEstimate(at.needed_bytes, at.fits, at_now.fits, rate, is_lower_bound=is_slowed(speed))
+    return ModelEstimate(at.needed_bytes, at.fits, at_now.fits, rate, is_rate_estimated=_is_estimated(speed))
 
 
 def estimate_entry(entry: CatalogueEntry, hardware: Hardware, speed: MachineSpeed | None) -> ModelEstimate:
@@ -140,7 +139,11 @@ def estimate_entry(entry: CatalogueEntry, hardware: Hardware, speed: MachineSpee
             window_kv_elements=0, heads=0, head_length=0, vocabulary=0, file_bytes={},
         )  # fmt: skip
         rate = predict(work, speed).decode_rate
-    return ModelEstimate(needed, fits, fits and fits_now, rate, is_exact=False, is_lower_bound=is_slowed(speed))
+    return ModelEstimate(needed, fits, fits and fits_now, rate, is_exact=False, is_rate_estimated=_is_estimated(speed))
+
+
+def _is_estimated(speed: MachineSpeed | None) -> bool:
+    return speed is not None and speed.is_estimated
 
 
 def active_share(parameters: str) -> float:

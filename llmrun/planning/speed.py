@@ -1,7 +1,7 @@
 """The speed of this machine when it is quiet: measured by the job `kernels`, and stored in a file.
 
-Every prediction comes from the stored figures, so that two commands agree. Other programs can only slow a measurement
-down: what was measured beside them is replaced when the machine is quiet, and replaces nothing.
+Every prediction comes from the stored figures, so that two commands agree. Beside other programs, processor time is
+measured instead of time: an estimate, marked as one, until the machine is quiet.
 Only commands that show predictions measure; `run` and `chat` never wait for it.
 """
 
@@ -30,7 +30,6 @@ BUSY = 0.3
 """Cores that other programs may use during a measurement: one busy core slows all of ggml's threads down."""
 
 _FILE, _GPU_FILE = "speed.json", "gpu_speed.json"
-_BUSY_SECONDS = 600.0  # after which a measurement beside other programs is tried again
 _LOOK_SECONDS = 0.1  # to see what other programs use
 _MOST_GPU_SECONDS = 30.0  # of processor time, with shaders to compile
 _MOST_SECONDS = 120.0  # of processor time; it takes 2
@@ -47,17 +46,12 @@ def _stored(hardware: Hardware, folder: Path) -> tuple[MachineSpeed | None, floa
     try:
         if entry is None:
             return None, 0.0
-        age = time.time() - entry["time"]
-        return from_json(MachineSpeed, entry["figures"]), age if age >= 0 else float("inf")
+        age, figures = time.time() - entry["time"], from_json(MachineSpeed, entry["figures"])
     except (ValueError, TypeError, KeyError):
         return None, 0.0  # edited by hand
-
-
-def _is_due(stored: MachineSpeed, age: float) -> bool:
-    """Return whether a stored speed is to be measured again now: it is old, or other programs slowed it down."""
-    if stored.others < BUSY:
-        return age >= WEEKS * 7 * 86_400 and other_programs() < BUSY
-    return age >= _BUSY_SECONDS or other_programs() < max(stored.others / 2, BUSY)
+    if figures.others >= BUSY and not figures.is_estimated:  # llmrun stored these once, many times too low
+        return None, 0.0
+    return figures, age if age >= 0 else float("inf")
 
 
 def speed_of(
@@ -66,7 +60,9 @@ def speed_of(
     folder: Path,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> MachineSpeed:
-    """Return this machine's speed with these types of weights, measured if unknown.
+    """Return this machine's speed with these types of weights.
+
+    It is measured if it is unknown, and if it is old or an estimate and the machine is quiet.
 
     Args:
         types: ggml's names, e.g. {"Q4_K", "Q6_K"}; unknown ones are left out.
@@ -74,10 +70,10 @@ def speed_of(
         on_progress: called during a measurement, which takes some seconds, with the part that is done.
 
     Raises:
-        LlmrunError: llama.cpp can't be loaded, or measuring takes too long.
+        LlmrunError: llama.cpp can't be loaded.
     """
     stored, age = _stored(hardware, folder)
-    is_due = stored is not None and _is_due(stored, age)
+    is_due = stored is not None and (stored.is_estimated or age >= WEEKS * 7 * 86_400) and other_programs() < BUSY
     missing = sorted({*types, STAND_IN} - set(stored.types if stored and not is_due else ()))
     if stored and not missing:
         return stored
@@ -85,19 +81,13 @@ def speed_of(
     measured = measure(hardware.usable_cores, wanted, cache=probe_details().last_cache, on_progress=on_progress)
     # A type that ggml can't measure is stored without rates.
     rates = {**{type_name: Rates() for type_name in missing}, **measured.types}
-    if stored is None or (is_due and measured.others < BUSY):
+    if stored is None or (is_due and not measured.is_estimated):
         speed = replace(measured, types={**_as_known(stored.types if stored else {}, measured), **rates})
-    elif is_due:
-        speed = _best(stored, replace(measured, types=rates))
     else:
         speed = replace(stored, types={**_as_known(rates, stored), **stored.types})
-    _remember(speed, hardware, folder)
+    if speed.is_estimated or not measured.is_estimated:
+        _remember(speed, hardware, folder)
     return speed
-
-
-def is_slowed(speed: MachineSpeed | None) -> bool:
-    """Return whether other programs slowed a measurement down: alone, this machine is at least that fast."""
-    return speed is not None and speed.others >= BUSY
 
 
 def other_programs() -> float:
@@ -105,38 +95,6 @@ def other_programs() -> float:
     before = Clock.now()
     time.sleep(_LOOK_SECONDS)
     return before.others()
-
-
-def _best(a: MachineSpeed, b: MachineSpeed) -> MachineSpeed:
-    """Return the faster figures of two measurements: other programs disturb not all of them at once."""
-    attention_seconds, prefill_attention_seconds = (
-        {
-            kv_type: {
-                length: min(seconds, right.get(kv_type, {}).get(length, seconds))
-                for length, seconds in left[kv_type].items()
-            }
-            for kv_type in left
-        }
-        for left, right in (
-            (a.attention_seconds, b.attention_seconds),
-            (a.prefill_attention_seconds, b.prefill_attention_seconds),
-        )
-    )
-    types = {
-        type_name: max(
-            (speed.types[type_name] for speed in (a, b) if type_name in speed.types),
-            key=lambda rates: rates.decode[-1:],
-        )
-        for type_name in {**a.types, **b.types}
-    }
-    return MachineSpeed(
-        max(a.read, b.read),
-        min(a.operation, b.operation),
-        attention_seconds,
-        prefill_attention_seconds,
-        types,
-        min(a.others, b.others),
-    )
 
 
 def _as_known(rates: Mapping[str, Rates], stored: MachineSpeed) -> dict[str, Rates]:
@@ -159,18 +117,24 @@ def measure(
 ) -> MachineSpeed:
     """Measure the speed: half a second, and a tenth more per type if caches are large.
 
+    A busy machine is measured by processor time, also where other programs begin meanwhile.
+
     Args:
         cache: bytes of the last-level cache; 0 if unknown.
 
     Raises:
         LlmrunError: see speed_of().
     """
-    before = Clock.now()
-    with closing(EngineClient()) as engine:
-        command = MeasureKernels(threads, tuple(types), cache)
-        on_progress(0.0)  # the engine starts
-        measured = engine.do(KERNELS, command, on_progress, seconds=_MOST_SECONDS)
-    return replace(measured, others=before.others())
+    command = MeasureKernels(threads, tuple(types), cache, is_shared=other_programs() >= BUSY)
+    while True:
+        before = Clock.now()
+        with closing(EngineClient()) as engine:
+            on_progress(0.0)  # the engine starts
+            measured = engine.do(KERNELS, command, on_progress, seconds=_MOST_SECONDS)
+        others = before.others()
+        if command.is_shared or others < BUSY:
+            return replace(measured, others=others, is_estimated=command.is_shared)
+        command = replace(command, is_shared=True)  # other programs have begun meanwhile
 
 
 def gpu_speeds(

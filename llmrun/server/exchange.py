@@ -1,8 +1,8 @@
 """One HTTP request for completions: read the body, lease the model, ask its engine, send the answers as they come.
 
 ResponseStreams is the engine's side: it requests the answers, again if the engine dies before one has started.
-HttpExchange is the client's side: headers, keep-alives, timeouts and disconnects. A writer of the client's protocol
-turns the events of the one into the bytes of the other.
+HttpExchange is the client's side: headers, keep-alives and errors. A writer of the client's protocol turns the events
+of the one into the bytes of the other; watch.py stops both.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ class HttpExchange:
         self._answers = answers = ResponseStreams(
             self._pool, pooled, completion, self.put, self._metrics, self._arrived
         )
-        clock = asyncio.ensure_future(self._watch_sending(asyncio.current_task()))
+        clock = asyncio.ensure_future(self._watch_sending())
         try:
             for _ in range(_GATHER_TURNS):
                 await asyncio.sleep(0)
@@ -431,7 +431,8 @@ class HttpExchange:
         """Name more parts of the request that are not honoured, in the log and in a header if it is not sent yet."""
         if paths:
             self._log["ignored"] = named = (*self._log.get("ignored", ()), *paths)
-            self._ignored = [(b"x-llmrun-ignored", ", ".join(map(header_safe, named))[:_MOST_IGNORED].rstrip().encode())]
+            listed = ", ".join(map(header_safe, named))[:_MOST_IGNORED].rstrip()
+            self._ignored = [(b"x-llmrun-ignored", listed.encode())]
 
     async def _forward(self, answers: ResponseStreams, writer: AnswerWriter) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""
@@ -572,14 +573,14 @@ class HttpExchange:
         self._log["ttft_seconds"] = round(stats.ttft_seconds, 4)
         self._log["ttft_parts"] = {name: round(value, 4) for name, value in stats.ttft_parts.items()}
 
-    async def _watch_sending(self, task: asyncio.Task[Any] | None) -> None:
-        """Request keep-alives, and cancel the task of the exchange if the client reads nothing."""
-        assert task is not None
+    async def _watch_sending(self) -> None:
+        """Request keep-alives, and cancel the exchange if the client reads nothing."""
+        assert self._watch is not None
         while True:
             await asyncio.sleep(KEEP_ALIVE_SECONDS)
             idle_seconds = time.monotonic() - self._sent_at
             if self._is_sending and idle_seconds > STALL_SECONDS:
                 self._log["reason"] = "left"
-                task.cancel()
+                self._watch.cancel()
             elif not self._is_sending and idle_seconds >= KEEP_ALIVE_SECONDS:
                 self._wake(None)

@@ -30,6 +30,10 @@ class Watch:
             self.error = error
             self._task.cancel()
 
+    def cancel(self) -> None:
+        """Cancel the task, even if only the end of the response is left to be sent."""
+        self._task.cancel()
+
     def answered(self) -> None:
         """Let the task finish: only the end of the response is left to be sent."""
         self._is_answered = True

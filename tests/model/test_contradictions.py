@@ -117,8 +117,7 @@ def test_no_screen_contradicts_another(seen: Seen, model_path: Path) -> None:
     assert {"list", "list --all", "show", "bench", "plan MODEL"} <= set(seen.facts["size"])
     assert {"list --all", "plan MODEL", "page"} <= set(seen.facts["speed"])
     for kind, places in seen.facts.items():
-        # Of a speed that other programs slowed down, the page says beside it that it is the least.
-        assert len({value.lstrip("≥") for value in places.values()}) == 1, (kind, places)
+        assert len({value.lstrip("~") for value in places.values()}) == 1, (kind, places)
     (size,), (count,) = (set(seen.facts[kind].values()) for kind in ("size", "count"))
     for where, text in seen.texts.items():
         lines = [line for line in text.splitlines() if MODEL in line.split() or where not in ("list --all", "plan")]

@@ -312,15 +312,15 @@ def test_context_name(n_ctx: int, name: str) -> None:
     assert context_name(n_ctx) == name
 
 
-def test_speeds_of_a_busy_machine_are_marked_as_lower_bounds(header: Header) -> None:
+def test_speeds_of_a_busy_machine_are_marked_as_estimates(header: Header) -> None:
     row = look_ahead(candidate(header, GIB), machine(), SPEED, (4096,))
     shown = {}
-    for others in (0.0, 1.5):
+    for is_estimated in (False, True):
         out, errors = io.StringIO(), io.StringIO()
-        speed = replace(SPEED, others=others)
+        speed = replace(SPEED, is_estimated=is_estimated)
         show_estimates(Output(stdout=out, stderr=errors, environment={}), [row], machine(), speed=speed)
-        shown[others] = out.getvalue().count("≥"), "1.5 cores" in errors.getvalue()
-    assert shown == {0.0: (0, False), 1.5: (2, True)}
+        shown[is_estimated] = out.getvalue().count("~"), "processor time" in errors.getvalue()
+    assert shown == {False: (0, False), True: (2, True)}
 
 
 # ---- the rule that chooses a quant: the usual one with a context worth having, else the largest that fits

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.busy import busy_processes
 
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.planning import speed
@@ -17,6 +19,7 @@ from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import KERNELS, MachineSpeed, MeasureKernels, Rates
+from llmrun.runner.client import EngineClient
 
 GIB = 1 << 30
 MACHINE = Hardware("CPU", ("avx2",), 4, 8, None, 16 * GIB, 8 * GIB)
@@ -38,12 +41,12 @@ class Engine:
         command: MeasureKernels,
         on_update: Callable[[float], None] = lambda share: None,
         *,
-        seconds: float,
+        seconds: float | None = None,
     ) -> MachineSpeed:
         assert kind is KERNELS
         self.asked.append(command)
         on_update(0.5)
-        slow = 1 + self.others
+        slow = 1.1 if command.is_shared else 1 + self.others
         rates = replace(
             RATES, decode=tuple((size, rate / slow) for size, rate in RATES.decode), prefill=RATES.prefill / slow
         )
@@ -159,27 +162,37 @@ def test_old_figures_are_measured_again_when_the_machine_is_quiet(
         assert len(engine.asked) == asked + 1
 
 
-def test_figures_of_a_busy_machine_are_kept_until_it_is_calmer(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine.others = 1.5
+def test_a_busy_machine_is_estimated_until_it_is_quiet(engine: Engine, tmp_path: Path) -> None:
+    engine.others = 20.0
     busy = speed_of(MACHINE, {"Q4_K"}, tmp_path)
-    assert busy.others == 1.5
-    engine.others = 0.9
+    assert (busy.is_estimated, busy.read) == (True, pytest.approx(3e10 / 1.1))
+    assert [command.is_shared for command in engine.asked] == [True]
     assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == busy, "two commands agree"
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 1000)
-    calmer = speed_of(MACHINE, {"Q4_K"}, tmp_path)
-    assert calmer.read > busy.read
-    engine.others = 3.0
-    monkeypatch.setattr(time, "time", lambda: now + 2000)
-    assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == calmer, "a busier moment changes nothing"
     engine.others = 0.0
     quiet = speed_of(MACHINE, {"Q4_K"}, tmp_path)
-    assert quiet.read > calmer.read
-    engine.others = 1.5
-    monkeypatch.setattr(time, "time", lambda: now + 5 * 7 * 86_400)
+    assert (quiet.is_estimated, quiet.read) == (False, 3e10)
+    engine.others = 20.0
     assert speed_of(MACHINE, {"Q4_K"}, tmp_path) == remembered(MACHINE, tmp_path) == quiet
+    assert set(speed_of(MACHINE, {"Q6_K"}, tmp_path).types) == {"Q4_K", "Q6_K"}
+    assert remembered(MACHINE, tmp_path) == quiet, "nothing is stored beside what a quiet machine has shown"
+
+
+def test_a_machine_that_gets_busy_meanwhile_is_measured_again(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speed, "other_programs", lambda: 0.0)
+    engine.others = 20.0
+    found = speed_of(MACHINE, {"Q4_K"}, tmp_path)
+    assert [command.is_shared for command in engine.asked] == [False, True]
+    assert (found.is_estimated, found.read) == (True, pytest.approx(3e10 / 1.1))
+
+
+def test_lower_bounds_of_a_busy_machine_are_forgotten(engine: Engine, tmp_path: Path) -> None:
+    """llmrun stored them once."""
+    figures = as_dict(replace(ANSWER, others=1.5))
+    del figures["is_estimated"]
+    keep_entry(tmp_path / "speed.json", machine_key(MACHINE), {"time": time.time(), "figures": figures})
+    assert remembered(MACHINE, tmp_path) is None
 
 
 @pytest.mark.parametrize("order", [(0.0, 1.5), (1.5, 0.9), (1.5, 3.0)])
@@ -231,3 +244,15 @@ def test_kernels_are_really_measured() -> None:
     assert 0 < found.operation < 0.1
     assert set(found.attention_seconds["F16"]) == set(found.attention_seconds["Q8_0"]) == {64, 96, 128, 256}
     assert all(0 < value < 1e-3 for table in found.prefill_attention_seconds.values() for value in table.values())
+
+
+def test_processor_time_tells_the_speed_beside_busy_programs() -> None:
+    """How long one thread computes hardly depends on what else runs; where two threads share a core, each is slower."""
+    with closing(EngineClient()) as engine:
+        found = []
+        for n_busy in (0, 4):
+            with busy_processes(n_busy):
+                found.append(engine.do(KERNELS, MeasureKernels(1, ("Q8_0",), is_shared=True)))
+    alone, beside = found
+    assert 1 / 2 < alone.types["Q8_0"].prefill / beside.types["Q8_0"].prefill < 2
+    assert 1 / 2 < alone.types["Q8_0"].decode[-1][1] / beside.types["Q8_0"].decode[-1][1] < 2

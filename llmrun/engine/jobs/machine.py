@@ -11,6 +11,8 @@ import contextlib
 import ctypes
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from llmrun import _native
 from llmrun.engine.llama.devices import (
@@ -59,6 +61,9 @@ _POSITIONS = 1024  # of the KV cache: few enough for a CPU cache, because memory
 _HEADS = 16
 _KV_HEADS = 4
 _OPERATIONS = 300
+# Seconds that threads wait for each other in an operation, and in a product of matrices, which has several barriers:
+# the differences between one and two threads on two idle cores of a Xeon.
+_WAIT, _WAIT_PRODUCT = 0.3e-6, 2.5e-6
 _SECONDS = 0.05  # in total, after which a measurement is not repeated
 _REPEATS = 25  # maximum, after one that warms up
 _VARIANT_ROUNDS = 3
@@ -127,15 +132,17 @@ def run_worker(command: ServeDevices, report: Callable[[ServedDevices], None], f
 
 
 def run_kernels(command: MeasureKernels, report: Callable[[float], None], flag: _native.CancelFlag) -> MachineSpeed:
+    """Measure; with is_shared each figure is that of one thread, times the number of threads, but at most what all
+    threads read of the memory when they run at the same time."""
     _keep_memory()
     start()
-    ggml = Operations(command.threads, _device(command))
+    ggml = Operations(command.threads, _device(command), is_shared=command.is_shared)
     # Two sizes of matrices for decode if a cache is so large that it may hold a small model.
     sizes = sorted({_LARGE[0], min(max(int(_CACHES * command.cache), _LARGE[0]), _LARGE[1])})
     names = [name for name in command.types if name in WEIGHT_TYPES]
     n_parts = 1 + len(names)  # the first is all but the types
     report(0.0)
-    read = _one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, sizes[-1])
+    read = _read_at_once(command.threads, sizes[-1]) if command.is_shared else _read(ggml, sizes[-1])
     operation = _operation(ggml)
     attention_seconds, prefill_attention_seconds = (
         {name: _attention(ggml, TENSOR_TYPES[name].number, tokens) for name in ("F16", "Q8_0")}
@@ -145,6 +152,9 @@ def run_kernels(command: MeasureKernels, report: Callable[[float], None], flag: 
     for done, name in enumerate(names, 1):
         report(done / n_parts)
         types[name] = _rates(ggml, TENSOR_TYPES[name].number, sizes)
+        if command.is_shared and types[name].decode:
+            *cached, (size, rate) = types[name].decode
+            types[name] = replace(types[name], decode=(*cached, (size, min(rate, read))))
     return MachineSpeed(
         read=read,
         operation=operation,
@@ -152,6 +162,17 @@ def run_kernels(command: MeasureKernels, report: Callable[[float], None], flag: 
         prefill_attention_seconds=prefill_attention_seconds,
         types=types,
     )
+
+
+def _read(ggml: Operations, n_bytes: int) -> float:
+    return _one_token(ggml, TENSOR_TYPES["F32"].number, ggml.plain, n_bytes)
+
+
+def _read_at_once(threads: int, n_bytes: int) -> float:
+    """Return the bytes/s that threads read when each has a part of the bytes, by the processor time of each."""
+    operations = [Operations(1, is_shared=True) for _ in range(threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        return sum(pool.map(_read, operations, [n_bytes // threads] * threads))
 
 
 def compare_variants(types: Sequence[str], threads: int, is_interrupted: Callable[[], bool]) -> tuple[VariantTime, ...]:
@@ -244,7 +265,8 @@ def _products(
             if not is_allocated or not ggml.supports(result):
                 return 0.0
             with ggml.memory(values, ggml.plain):
-                return float(count * rows * ggml.row_size(number, columns) / _seconds(ggml, result))
+                seconds = ggml.seconds(result, _SECONDS, _REPEATS, count * _WAIT_PRODUCT)
+                return float(count * rows * ggml.row_size(number, columns) / seconds)
 
 
 def _attention(ggml: Operations, number: int, tokens: int) -> dict[int, float]:
@@ -261,7 +283,7 @@ def _attention(ggml: Operations, number: int, tokens: int) -> dict[int, float]:
             if not ggml.supports(result):
                 continue
             with ggml.memory(context, ggml.plain):
-                seconds[length] = _seconds(ggml, result) / (_HEADS * _POSITIONS * tokens)
+                seconds[length] = ggml.seconds(result, _SECONDS, _REPEATS) / (_HEADS * _POSITIONS * tokens)
     return seconds
 
 
@@ -271,11 +293,7 @@ def _operation(ggml: Operations) -> float:
         for _ in range(_OPERATIONS):
             result = ggml.add(context, result, first)
         with ggml.memory(context, ggml.plain):
-            return _seconds(ggml, result) / _OPERATIONS
-
-
-def _seconds(ggml: Operations, result: int) -> float:
-    return ggml.seconds(result, _SECONDS, _REPEATS)
+            return ggml.seconds(result, _SECONDS, _REPEATS, _OPERATIONS * _WAIT) / _OPERATIONS
 
 
 def _keep_memory() -> None:

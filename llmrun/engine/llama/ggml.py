@@ -150,6 +150,8 @@ class Operations:
     Args:
         threads: of a processor.
         device: ggml's pointer; 0 is the processor, with the variant in use.
+        is_shared: other programs use the processor. seconds() takes processor time of one thread: threads wait for each
+            other after each operation, and the one that another program has displaced holds up all.
 
     Attributes:
         plain: the buffer type that stores matrices unchanged.
@@ -157,7 +159,9 @@ class Operations:
         is_gpu: the device is a GPU, which computes after the call has returned.
     """
 
-    def __init__(self, threads: int, device: int = 0) -> None:
+    def __init__(self, threads: int, device: int = 0, *, is_shared: bool = False) -> None:
+        self._divisor, threads = (threads, 1) if is_shared else (1, threads)
+        self._now = time.thread_time if is_shared else time.perf_counter
         for name, (result, arguments) in _FUNCTIONS.items():
             setattr(self, name.removeprefix("ggml_"), function(name, result, *arguments))
         self._device = device or self.backend_dev_by_type(CPU)
@@ -211,13 +215,14 @@ class Operations:
         """Describe a tensor, the contiguous dimension first."""
         return int(self.new_tensor_4d(context, type_number, *(*shape, 1, 1, 1)[:4]))
 
-    def seconds(self, result: int, enough: float, repeats: int) -> float:
+    def seconds(self, result: int, enough: float, repeats: int, waits: float = 0.0) -> float:
         """Compute a tensor and its inputs repeatedly, after one warm-up; return the shortest time.
 
-        Other programs can only make it longer.
+        Other programs can only make it longer. With is_shared, as long as all threads would take if each did its part.
 
         Args:
             enough: seconds in total after which it is not repeated.
+            waits: seconds that several threads wait for each other in it, which one thread does not.
         """
         with self.tensors() as place:
             graph = self.new_graph(place)
@@ -225,10 +230,11 @@ class Operations:
             self._compute(graph, result)
             times: list[float] = []
             while len(times) < repeats and sum(times) < enough:
-                start = time.perf_counter()
+                start = self._now()
                 self._compute(graph, result)
-                times.append(time.perf_counter() - start)
-            return max(min(times) - self._round_trip(result), 1e-9)
+                times.append(self._now() - start)
+            seconds = max(min(times) - self._round_trip(result), 1e-9)
+            return seconds if self._divisor == 1 else seconds / self._divisor + waits
 
     def _compute(self, graph: int, result: int) -> None:
         self.backend_graph_compute(self._backend, graph)

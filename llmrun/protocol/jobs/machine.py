@@ -71,6 +71,7 @@ class MeasureKernels:
     types: tuple[str, ...]  # ggml's names, e.g. "Q4_K"; unknown ones are left out
     cache: int = 0  # bytes of the last-level cache; 0 if unknown
     gpu: str = ""  # ggml's name of the GPU to measure, "" for the processor
+    is_shared: bool = False  # other programs use the processor: measure with processor time
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,7 @@ class MachineSpeed:
     prefill_attention_seconds: Mapping[str, Mapping[int, float]]  # the same in prefill
     types: Mapping[str, Rates]  # type -> its rates
     others: float = 0.0  # cores that other programs used during the measurement
+    is_estimated: bool = False  # beside them, by processor time
 
     def decode(self, type_name: str, size: float, row: float = LONG_ROW) -> float:
         """Return bytes/s of a type's matrices in decode, with rows of `row` elements, in a model of `size` bytes."""

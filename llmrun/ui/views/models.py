@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmrun.models.hub import Match
     from llmrun.models.store.removal import Leftover
 
-AT_LEAST = "≥: at least; other programs slowed this machine down when its speed was measured"
+ESTIMATED = "~: estimated by processor time, because other programs use this machine; measured once it is quiet"
 _WIDE = 110  # cells of a terminal that has room for all facts of the catalogue
 
 
@@ -125,7 +125,7 @@ def _catalogue_row(facts: Mapping[str, Any]) -> list[str]:
         facts["parameters"],
         readable_size(n_bytes) if n_bytes else "",
         estimated(readable_size(memory), is_exact) if memory else "",
-        estimated(rate(speed), is_exact, facts["is_lower_bound"]) if speed else "",
+        estimated(rate(speed), is_exact and not facts["is_rate_estimated"]) if speed else "",
         _here(facts),
         facts["quant"],
         facts["licence"],
@@ -140,6 +140,6 @@ def _here(facts: Mapping[str, Any]) -> str:
     return f"{state}, not now" if state and facts["fits_now"] is False else state
 
 
-def estimated(text: str, is_exact: bool | None, is_lower_bound: bool | None = False) -> str:
-    """Return a figure, marked if it is a lower bound, or from the size of a file alone."""
-    return f"≥{text}" if is_lower_bound else f"~{text}" if is_exact is False else text
+def estimated(text: str, is_exact: bool | None) -> str:
+    """Return a figure, marked if it is estimated."""
+    return f"~{text}" if is_exact is False else text

@@ -8,13 +8,12 @@ from llmrun.planning.catalogue import SLOW, USUAL_CONTEXT, Proposal
 from llmrun.planning.estimate import ContextEstimate, QuantEstimate
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.placement import described
-from llmrun.planning.speed import is_slowed
 from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
 from llmrun.ui.terminal.format import rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, right, show_table
-from llmrun.ui.views.models import AT_LEAST, estimated
+from llmrun.ui.views.models import ESTIMATED, estimated
 
 ROUGH = "~: from the size of the file alone; llmrun plan MODEL reads the model's header"
 
@@ -41,8 +40,9 @@ def show_estimates(
         *right("FILE", *(f"{context_name(n_ctx)} CTX" for n_ctx in contexts), "LOAD", "PREFILL", "DECODE"),
         Column("VERDICT"),
     )
-    show_table(output, columns, [_cells(row, at_least=is_slowed(speed)) for row in rows])
-    _note_slowed(output, speed)
+    show_table(output, columns, [_cells(row, is_exact=not _is_estimated(speed)) for row in rows])
+    if _is_estimated(speed):
+        output.note(ESTIMATED)
     output.note(f"memory: {_memory(hardware)}")
     if reason:
         output.note(reason)
@@ -72,21 +72,20 @@ def show_proposals(
             each.size.parameters,
             readable_size(each.size.n_bytes),
             estimated(readable_size(each.estimate.memory_bytes), each.estimate.is_exact),
-            estimated(rate(each.estimate.decode_rate), each.estimate.is_exact, each.estimate.is_lower_bound)
+            estimated(rate(each.estimate.decode_rate), each.estimate.is_exact and not _is_estimated(speed))
             if each.estimate.decode_rate
             else "",
         )
         for each in found
     ]
     show_table(output, columns, rows)
-    _note_slowed(output, speed)
+    if _is_estimated(speed):
+        output.note(ESTIMATED)
     output.note(f"memory: {_memory(hardware)}; estimates for {context_name(USUAL_CONTEXT)} tokens of context")
     if not all(each.estimate.is_exact for each in found):
         output.note(ROUGH)
     rates = [each.estimate.decode_rate for each in found if each.estimate.decode_rate]
-    if is_slowed(speed):
-        output.note("a quiet machine may be proposed larger models")
-    elif any(each < SLOW for each in rates):
+    if any(each < SLOW for each in rates):
         output.note(f"slower than reading: this machine writes less than {rate(SLOW, whole=True)} with it")
     elif rates:
         output.note(f"larger models that fit write less than {rate(SLOW, whole=True)}")
@@ -100,10 +99,8 @@ def show_proposals(
     output.note("llmrun list --all shows all models")
 
 
-def _note_slowed(output: Output, speed: MachineSpeed | None) -> None:
-    if speed is not None and is_slowed(speed):
-        busy = f"{speed.others:.1f} cores were busy with them; measured again when this machine is quiet"
-        output.note(f"{AT_LEAST} ({busy})")
+def _is_estimated(speed: MachineSpeed | None) -> bool:
+    return speed is not None and speed.is_estimated
 
 
 def _not_now(name: str, needed: int, hardware: Hardware) -> str:
@@ -116,14 +113,14 @@ def context_name(n_ctx: int) -> str:
     return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
 
 
-def _cells(row: QuantEstimate, *, at_least: bool) -> list[str]:
+def _cells(row: QuantEstimate, *, is_exact: bool) -> list[str]:
     return [
         row.quant,
         readable_size(row.n_bytes),
         *(_needed(at) for at in row.contexts),
         seconds(row.load_seconds) if row.load_seconds is not None else "",
-        estimated(rate(row.prefill_rate, whole=True), None, at_least) if row.prefill_rate is not None else "",
-        estimated(_decode(row), None, at_least and row.decode_rate is not None),
+        estimated(rate(row.prefill_rate, whole=True), is_exact) if row.prefill_rate is not None else "",
+        estimated(_decode(row), is_exact or row.decode_rate is None),
         _verdict(row),
     ]
 

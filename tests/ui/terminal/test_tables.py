@@ -48,7 +48,7 @@ DAMAGED = VerificationResult(installed("a.gguf", 5, ""), "damaged", "its sha256 
 def known(alias: str, parameters: str, n_bytes: int, **facts: object) -> dict[str, object]:
     """The facts of a model of the catalogue that is on this disk and fits."""
     usual = {"quant": "", "licence": "MIT", "agents": True, "installed": True, "fits": True, "fits_now": True}
-    usual |= dict.fromkeys(["memory_bytes", "decode_rate", "is_exact", "is_lower_bound"])
+    usual |= dict.fromkeys(["memory_bytes", "decode_rate", "is_exact", "is_rate_estimated"])
     return {**usual, "alias": alias, "parameters": parameters, "n_bytes": n_bytes, **facts}
 
 

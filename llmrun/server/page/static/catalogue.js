@@ -29,7 +29,7 @@ export async function showCatalogue(use) {
 }
 
 function row(model, use, signal) {
-  const about = model.is_lower_bound ? "at least " : model.is_exact ? "" : "~";
+  const about = model.is_exact && !model.is_rate_estimated ? "" : "~";
   const speed = model.decode_rate ? `${about}${short(model.decode_rate)} tokens/s here${model.decode_rate < SLOW ? ", slower than reading" : ""}` : "";
   const fits = model.fits ? (model.fits_now ? "" : "needs more memory than is free now") : "too large for this machine";
   const facts = [model.parameters, model.quant, `${size(model.n_bytes)}`, speed, fits].filter(Boolean).join(" · ");
