@@ -223,6 +223,23 @@ def sample_rows(
 cpu_level: str
 """Which instructions the sampler uses on this CPU: "avx512", "avx2", or "baseline"."""
 
+def end_tokens(is_end: int, vocabulary: int, n_tokens: int) -> list[int]:
+    """Return the tokens that end an answer; the GIL is released meanwhile.
+
+    Args:
+        is_end: address of llama_vocab_is_eog.
+        vocabulary: address of the llama_vocab.
+    """
+
+def tokens_with(attributes: int, vocabulary: int, n_tokens: int, bits: int) -> list[int]:
+    """Return the tokens that have any of some attributes; the GIL is released meanwhile.
+
+    Args:
+        attributes: address of llama_vocab_get_attr.
+        vocabulary: address of the llama_vocab.
+        bits: of enum llama_token_attr.
+    """
+
 class Decoder:
     """Decodes and samples without the interpreter, by addresses of llama.cpp's functions.
 

@@ -365,6 +365,41 @@ void define_decoder(nb::module_& module) {
              "interrupted"_a, "take"_a.none() = nb::none(), "overlaps"_a = false);
 }
 
+// The tokens that a test of llama.cpp holds for. A vocabulary has 50,000 to 260,000: asked one by one through ctypes,
+// they take up to a tenth of a second.
+template <class Test>
+std::vector<int32_t> tokens_where(int32_t n_tokens, Test test) {
+    const nb::gil_scoped_release released;
+    std::vector<int32_t> found;
+    for (int32_t token = 0; token < n_tokens; ++token) {
+        if (test(token)) {
+            found.push_back(token);
+        }
+    }
+    return found;
+}
+
+void define_vocabulary(nb::module_& module) {
+    module.def(
+        "end_tokens",
+        [](uintptr_t is_end, uintptr_t vocabulary, int32_t n_tokens) {
+            const auto test = std::bit_cast<decltype(Decoder::is_end)>(is_end);
+            return tokens_where(n_tokens, [=](int32_t token) {
+                return test(std::bit_cast<const void*>(vocabulary), token);
+            });
+        },
+        "is_end"_a, "vocabulary"_a, "n_tokens"_a);
+    module.def(
+        "tokens_with",
+        [](uintptr_t attributes, uintptr_t vocabulary, int32_t n_tokens, int32_t bits) {
+            const auto of = std::bit_cast<int32_t (*)(const void*, int32_t)>(attributes);
+            return tokens_where(n_tokens, [=](int32_t token) {
+                return (of(std::bit_cast<const void*>(vocabulary), token) & bits) != 0;
+            });
+        },
+        "attributes"_a, "vocabulary"_a, "n_tokens"_a, "bits"_a);
+}
+
 void define_suffixes(nb::module_& module) {
     nb::class_<SuffixAutomaton>(module, "SuffixAutomaton", "What followed when the end of a sequence occurred before.")
         .def(nb::init<>())
@@ -459,6 +494,7 @@ NB_MODULE(_native, module) {
     define_control(module);
     define_limits(module);
     define_decoder(module);
+    define_vocabulary(module);
     define_suffixes(module);
     define_gate(module);
 }

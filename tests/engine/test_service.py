@@ -372,21 +372,6 @@ def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
         answer(model, PLAIN, limits=Limits(9, ignores_end=True), grammar=GRAMMAR)
 
 
-def test_end_tokens_are_searched_once_per_model() -> None:
-    class CountingVocabulary(FakeVocabulary):
-        n_calls = 0
-
-        def is_end(self, token: int) -> bool:
-            self.n_calls += 1
-            return super().is_end(token)
-
-    vocabulary = CountingVocabulary()
-    prepare, request = preparer(vocabulary=vocabulary).prepare, chat("Hi", limits=Limits(9, ignores_end=True))
-    for _ in range(3):
-        prepare(request, lambda event: None)
-    assert vocabulary.n_calls <= vocabulary.n_tokens
-
-
 def test_a_text_is_tokenized_as_it_is() -> None:
     assert preparer().prompts.tokenize(TokenizeText("", "ab")).tokens == tuple(tokens_of("ab"))
     with pytest.raises(ContextOverflowError):

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, NoReturn
 
 from llmrun.engine.llama.library import import_submodule
@@ -72,16 +72,38 @@ def dates() -> dict[str, str]:
     return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
 
 
-def undeclared_variables(source: str) -> dict[str, tuple[Any, ...]]:
-    """Return the variables that a template reads without setting them: the texts it compares each with, or booleans."""
-    meta, nodes = import_submodule("jinja2", "meta"), import_submodule("jinja2", "nodes")
-    tree = make_environment().parse(source)
-    texts: dict[str, list[str]] = {name: [] for name in sorted(meta.find_undeclared_variables(tree))}
-    for node in tree.find_all(nodes.Compare):
-        named = texts.get(getattr(node.expr, "name", ""), [])
-        values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
-        named += [value for value in values if isinstance(value, str)]
-    return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
+class CompiledTemplate:
+    """A compiled chat template; it is parsed once, which takes most of the time of a short prompt."""
+
+    def __init__(self, source: str) -> None:
+        """Compile a template; Jinja's errors, and limits of time and memory, are the caller's."""
+        environment = make_environment()
+        self._tree = environment.parse(source)
+        self._read: set[str] = set()
+        environment.code_generator_class = _noting(import_submodule("jinja2", "compiler"), self._read)
+        self.generate: Callable[[dict[str, Any]], Iterator[str]] = environment.from_string(self._tree).generate
+
+    @cached_property
+    def variables(self) -> dict[str, tuple[Any, ...]]:
+        """The variables that it reads without setting them: the texts it compares each with, or booleans."""
+        texts: dict[str, list[str]] = {name: [] for name in sorted(self._read)}
+        for node in self._tree.find_all(import_submodule("jinja2", "nodes").Compare):
+            named = texts.get(getattr(node.expr, "name", ""), [])
+            values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
+            named += [value for value in values if isinstance(value, str)]
+        return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
+
+
+def _noting(compiler: Any, read: set[str]) -> Any:
+    """Return Jinja's code generator that also notes the variables read, as jinja2.meta does without making code."""
+
+    class Generator(compiler.CodeGenerator):  # type: ignore[misc]  # imported lazily
+        def enter_frame(self, frame: Any) -> None:
+            super().enter_frame(frame)
+            resolved = {name for action, name in frame.symbols.loads.values() if action == "resolve"}
+            read.update(resolved - self.environment.globals.keys())
+
+    return Generator
 
 
 def _sandbox(sandbox: Any) -> Any:
