@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, NoReturn
 
 from llmrun.engine.llama.library import import_submodule
@@ -83,15 +83,17 @@ class CompiledTemplate:
         environment.code_generator_class = _noting(import_submodule("jinja2", "compiler"), self._read)
         self.generate: Callable[[dict[str, Any]], Iterator[str]] = environment.from_string(self._tree).generate
 
-    @cached_property
-    def variables(self) -> dict[str, tuple[Any, ...]]:
-        """The variables that it reads without setting them: the texts it compares each with, or booleans."""
-        texts: dict[str, list[str]] = {name: [] for name in sorted(self._read)}
-        for node in self._tree.find_all(import_submodule("jinja2", "nodes").Compare):
-            named = texts.get(getattr(node.expr, "name", ""), [])
-            values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
-            named += [value for value in values if isinstance(value, str)]
-        return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
+    @property
+    def variables(self) -> list[str]:
+        """The variables that it reads without setting them."""
+        return sorted(self._read)
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """Return the values of a variable that make a difference: the texts it is compared with, or booleans."""
+        compared = self._tree.find_all(import_submodule("jinja2", "nodes").Compare)
+        operands = (operand for node in compared if getattr(node.expr, "name", "") == name for operand in node.ops)
+        values = (getattr(operand.expr, "value", None) for operand in operands if operand.op == "eq")
+        return (*dict.fromkeys(value for value in values if isinstance(value, str)),) or (True, False)
 
 
 def _noting(compiler: Any, read: set[str]) -> Any:

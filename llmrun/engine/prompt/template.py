@@ -245,14 +245,16 @@ class ChatTemplate:
         """
         question, *answers = (message_data(each, str) for each in (_QUESTION, _REASONED, _REASONED_AGAIN))
         answer, again = (self._with_reasoning(each, tags) for each in answers)
-        for name, values in self._template.variables.items():
-            for thinking in (True, False) if "think" in name or "reason" in name else ():
+        for name in self._template.variables:
+            is_telling = "think" in name or "reason" in name
+            values = self._template.values(name) if is_telling and name not in _thinking_variables(True) else ()
+            for thinking in (True, False) if values else ():
                 options = _thinking_variables(thinking)
                 first, later = {"messages": [question]}, {"messages": [question, answer, question, again, question]}
                 prompts = {value: self._trial(later | options | {name: value}) for value in values}
                 kept = [value for value, prompt in prompts.items() if _PROBE_TEXT in prompt]
                 dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
-                if name in options or not kept or not dropped:
+                if not kept or not dropped:
                     continue
                 each = options, *(options | {name: values[0]} for values in (kept, dropped))
                 if len({self._trial(first | variables) for variables in each}) == 1:
