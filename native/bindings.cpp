@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <span>
 #include <stdexcept>
 
 #include "control.hpp"
@@ -19,6 +20,7 @@
 #include "limits.hpp"
 #include "rows.hpp"
 #include "sampler.hpp"
+#include "scan.hpp"
 #include "suffixes.hpp"
 
 namespace nb = nanobind;
@@ -365,21 +367,26 @@ void define_decoder(nb::module_& module) {
              "interrupted"_a, "take"_a.none() = nb::none(), "overlaps"_a = false);
 }
 
-// The tokens that a test of llama.cpp holds for. A vocabulary has 50,000 to 260,000: asked one by one through ctypes,
-// they take up to a tenth of a second.
+// As llmrun::tokens_where(), without the GIL.
 template <class Test>
 std::vector<int32_t> tokens_where(int32_t n_tokens, Test test) {
     const nb::gil_scoped_release released;
-    std::vector<int32_t> found;
-    for (int32_t token = 0; token < n_tokens; ++token) {
-        if (test(token)) {
-            found.push_back(token);
-        }
+    return llmrun::tokens_where(n_tokens, test);
+}
+
+uint64_t skip_strings(nb::handle data, uint64_t position, uint64_t count) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) {
+        throw nb::python_error();
     }
-    return found;
+    const std::span bytes{static_cast<const unsigned char*>(view.buf), static_cast<size_t>(view.len)};
+    const uint64_t end = llmrun::skip_strings(bytes, position, count);
+    PyBuffer_Release(&view);
+    return end;
 }
 
 void define_vocabulary(nb::module_& module) {
+    module.def("skip_strings", skip_strings, "data"_a, "position"_a, "count"_a);
     module.def(
         "end_tokens",
         [](uintptr_t is_end, uintptr_t vocabulary, int32_t n_tokens) {
