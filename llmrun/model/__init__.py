@@ -19,6 +19,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.gguf.reader import read_modalities
 from llmrun.model import step_measurements
+from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
@@ -40,7 +41,6 @@ from llmrun.runner.launch import EngineHandle, launch
 
 if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
-    from llmrun.models.fingerprint import ModelFingerprint
     from llmrun.planning.tuned import TunableSettings
     from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.messages import Tool
@@ -110,8 +110,6 @@ class Model:
     @cached_property
     def used(self) -> ModelFingerprint:
         """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted."""
-        from llmrun.models.fingerprint import fingerprint_file
-
         return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
 
     @property

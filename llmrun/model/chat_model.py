@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrun.errors import UsageError
 from llmrun.model import Model
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest, Event, Message, Tool
 from llmrun.protocol.params import SamplingParams
@@ -17,7 +18,6 @@ from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import Speculation, StepTables
 
 if TYPE_CHECKING:
-    from llmrun.models.fingerprint import ModelFingerprint
     from llmrun.protocol.adapters import Adapter
 
 
