@@ -6,6 +6,7 @@ Describes what native/bindings.cpp defines. Addresses are plain integers for cty
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
+from mmap import mmap
 from typing import Any
 
 class BadLogits(ValueError):  # noqa: N818 - named after what it is about, as in C++
@@ -225,6 +226,26 @@ def sample_rows(
 
 cpu_level: str
 """Which instructions the sampler uses on this CPU: "avx512", "avx2", or "baseline"."""
+
+def skip_strings(data: bytes | mmap, position: int, count: int) -> int:
+    """Return the position after some strings of a GGUF file; beyond the data if it ends before them."""
+
+def end_tokens(is_end: int, vocabulary: int, n_tokens: int) -> list[int]:
+    """Return the tokens that end an answer; the GIL is released meanwhile.
+
+    Args:
+        is_end: address of llama_vocab_is_eog.
+        vocabulary: address of the llama_vocab.
+    """
+
+def tokens_with(attributes: int, vocabulary: int, n_tokens: int, bits: int) -> list[int]:
+    """Return the tokens that have any of some attributes; the GIL is released meanwhile.
+
+    Args:
+        attributes: address of llama_vocab_get_attr.
+        vocabulary: address of the llama_vocab.
+        bits: of enum llama_token_attr.
+    """
 
 class Decoder:
     """Decodes and samples without the interpreter, by addresses of llama.cpp's functions.

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import select
 import selectors
-import socket
 import sys
 import threading
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import socket
 
 _READ_BYTES = 1 << 16
 
@@ -122,6 +124,8 @@ def can_write(descriptor: int, n_bytes: int) -> bool:
 
 def _copied(pipe: IO[bytes]) -> socket.socket:
     """Return a socket that receives the bytes of a pipe, copied by a thread."""
+    import socket  # other systems' starts need none
+
     reading, writing = socket.socketpair()
 
     def copy() -> None:

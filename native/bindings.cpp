@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <span>
 #include <stdexcept>
 
 #include "control.hpp"
@@ -19,6 +20,7 @@
 #include "limits.hpp"
 #include "rows.hpp"
 #include "sampler.hpp"
+#include "scan.hpp"
 #include "suffixes.hpp"
 
 namespace nb = nanobind;
@@ -367,6 +369,46 @@ void define_decoder(nb::module_& module) {
              "interrupted"_a, "take"_a.none() = nb::none(), "overlaps"_a = false);
 }
 
+// As llmrun::tokens_where(), without the GIL.
+template <class Test>
+std::vector<int32_t> tokens_where(int32_t n_tokens, Test test) {
+    const nb::gil_scoped_release released;
+    return llmrun::tokens_where(n_tokens, test);
+}
+
+uint64_t skip_strings(nb::handle data, uint64_t position, uint64_t count) {
+    Py_buffer view;
+    if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) {
+        throw nb::python_error();
+    }
+    const std::span bytes{static_cast<const unsigned char*>(view.buf), static_cast<size_t>(view.len)};
+    const uint64_t end = llmrun::skip_strings(bytes, position, count);
+    PyBuffer_Release(&view);
+    return end;
+}
+
+void define_vocabulary(nb::module_& module) {
+    module.def("skip_strings", skip_strings, "data"_a, "position"_a, "count"_a);
+    module.def(
+        "end_tokens",
+        [](uintptr_t is_end, uintptr_t vocabulary, int32_t n_tokens) {
+            const auto test = std::bit_cast<decltype(Decoder::is_end)>(is_end);
+            return tokens_where(n_tokens, [=](int32_t token) {
+                return test(std::bit_cast<const void*>(vocabulary), token);
+            });
+        },
+        "is_end"_a, "vocabulary"_a, "n_tokens"_a);
+    module.def(
+        "tokens_with",
+        [](uintptr_t attributes, uintptr_t vocabulary, int32_t n_tokens, int32_t bits) {
+            const auto of = std::bit_cast<int32_t (*)(const void*, int32_t)>(attributes);
+            return tokens_where(n_tokens, [=](int32_t token) {
+                return (of(std::bit_cast<const void*>(vocabulary), token) & bits) != 0;
+            });
+        },
+        "attributes"_a, "vocabulary"_a, "n_tokens"_a, "bits"_a);
+}
+
 void define_suffixes(nb::module_& module) {
     nb::class_<SuffixAutomaton>(module, "SuffixAutomaton", "What followed when the end of a sequence occurred before.")
         .def(nb::init<>())
@@ -454,6 +496,7 @@ NB_MODULE(_native, module) {
     define_control(module);
     define_limits(module);
     define_decoder(module);
+    define_vocabulary(module);
     define_suffixes(module);
     define_gate(module);
 }

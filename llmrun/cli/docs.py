@@ -15,7 +15,6 @@ from llmrun.cli.options import LoadingOptions
 from llmrun.config import load_settings
 from llmrun.errors import NetworkError, UsageError
 from llmrun.gguf.reader import read_header
-from llmrun.model.embeddings import Embedding, EmbedOptions
 from llmrun.planning.plan import trained_context
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speculation import OFF
@@ -131,6 +130,8 @@ def _embedding_model(output: Output, options: DocsOptions, *, yes: bool) -> Path
 
 def _embedder(output: Output, model: Model) -> Embed:
     """Return a function that computes vectors. Raises UsageError if the model ranks."""
+    from llmrun.model.embeddings import Embedding, EmbedOptions  # without --docs, no answer needs them
+
     for note in Embedding(model.header, model.spec.embedding, EmbedOptions()).notes:
         output.note(note)
 

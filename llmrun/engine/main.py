@@ -257,10 +257,23 @@ class EngineProcess:
             if self._importer.ident is None:
                 self._importer.start()
             self._importer.join()
+            self._compile_template()
             self._load_finished.wait()
             self._load_finished.clear()
             if self._model is not None and command.n_seq_max > 1:
                 self._model.preparer.read_vocabulary()
+
+    def _compile_template(self) -> None:
+        """Compile the chat template of preloaded weights while their context is created."""
+        if self._preload is None:
+            return
+        self._preload.join()
+        weights = self._preload.weights
+        if weights is not None and weights.chat_template is not None:
+            from llmrun.engine.prompt.template import compile_template
+
+            with suppress(LlmrunError):  # a request reports it
+                compile_template(weights.chat_template)
 
     def _begin_slices(self, job: Job) -> SlicedJob:
         """Begin a job up to its first slice."""

@@ -130,7 +130,7 @@ class Preparer:
             request.remember,
             request.logprobs,
             self._end(request, constraint, matcher, n_prompt=len(tokens)),
-            self.prompts.ends if request.limits.ignores_end else (),
+            self._vocabulary.ends if request.limits.ignores_end else (),
         )
         adapters = self.prompts.adapters_for(request.adapters)
         sequence = Sequence(

@@ -19,6 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
+from llmrun import _native
 from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError
 from llmrun.gguf.header import Header, Tensor, other_parts, unite
 from llmrun.gguf.metadata import ArrayInfo, Value, length_of
@@ -322,7 +323,7 @@ class _HeaderReader:
         marks = []
         for done in range(0, length, _MARK_EVERY):
             marks.append(position)
-            position = _skip_strings(self.data, position, min(_MARK_EVERY, length - done))
+            position = _native.skip_strings(self.data, position, min(_MARK_EVERY, length - done))
             if position > self.end:
                 break
         if position > self.limit:
@@ -343,7 +344,7 @@ class _HeaderReader:
                 continue
             if number // _MARK_EVERY < len(self.marks):
                 mark = self.marks[number // _MARK_EVERY]
-                position = _skip_strings(self.data, mark, number % _MARK_EVERY)
+                position = _native.skip_strings(self.data, mark, number % _MARK_EVERY)
                 texts[number] = _strings(self.data, position, 1)[0][:_TOKEN_TEXT_BYTES]
         return texts
 
@@ -400,22 +401,8 @@ class _HeaderReader:
         return Tensor(name, shape, type_name, n_bytes, offset)
 
 
-def _skip_strings(data: bytes | mmap.mmap, position: int, count: int) -> int:
-    """Return the position after `count` strings; beyond the data if it ends before.
-
-    The hot loop of this file: a vocabulary and its merges have 100,000 strings and more.
-    """
-    unpack_from = struct.Struct("<Q").unpack_from
-    try:
-        for _ in range(count):
-            position += 8 + unpack_from(data, position)[0]
-    except (struct.error, OverflowError, IndexError):
-        position += 8  # not even the length is there
-    return position
-
-
 def _strings(data: bytes | mmap.mmap, position: int, count: int) -> tuple[bytes, ...]:
-    """Return `count` strings whose lengths _skip_strings has checked."""
+    """Return `count` strings whose lengths skip_strings() has checked."""
     unpack_from = struct.Struct("<Q").unpack_from
     strings = []
     for _ in range(count):

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
 from llmrun.protocol.devices import Gpu
-from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.machine import BUILD
 from llmrun.protocol.llama_folder import backend_folders
 from llmrun.runner import client, launch
 from llmrun.storage import write_whole
@@ -481,6 +479,9 @@ def is_built_for_gpus(folder: Path) -> bool:
 
 def _with_gpus(hardware: Hardware) -> Hardware:
     """Ask this command's prestarted engine, if any: it may have begun to fill a GPU."""
+    from llmrun.protocol.jobs import Empty
+    from llmrun.protocol.jobs.machine import BUILD  # a start without GPUs needs neither
+
     is_own = not launch.has_prestarted or not client.prestarted().alive
     engine = client.EngineClient() if is_own else client.prestarted()
     with closing(engine) if is_own else nullcontext():

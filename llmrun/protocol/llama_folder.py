@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 
 from llmrun.errors import UsageError
@@ -55,10 +54,7 @@ def llama_version() -> str:
     if is_bundled():
         text = (_BUNDLED / "__init__.py").read_text(encoding="utf-8")
         return "".join(re.findall(r'__version__ = "(.+)"', text))
-    try:
-        return metadata.version(INSTALLED)
-    except metadata.PackageNotFoundError:
-        return ""
+    return _installed_version(INSTALLED)
 
 
 def backend_folders() -> list[Path]:
@@ -69,10 +65,20 @@ def backend_folders() -> list[Path]:
     folders = [folder] if (folder := library_folder()) else []
     package = folder_of("llmrun_cuda") if is_bundled() and not os.environ.get("LLAMA_CPP_LIB_PATH") else None
     if package is not None:
-        with suppress(metadata.PackageNotFoundError):
-            if metadata.version(CUDA) == metadata.version("llmrun"):
-                folders.append(package / "lib")
+        version = _installed_version(CUDA)
+        if version and version == _installed_version("llmrun"):
+            folders.append(package / "lib")
     return folders
+
+
+def _installed_version(package: str) -> str:
+    """Return the version of an installed package; "" if it is not installed."""
+    from importlib import metadata  # 8 ms, and no start of a source install needs it
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def has_variants() -> bool:

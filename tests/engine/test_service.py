@@ -14,11 +14,14 @@ import pytest
 from support import fake_context
 from support.answers import split
 from support.fake_context import BEGIN, CONTROL, END, TURN, FakeContext, FakeVocabulary, Model, scripted, tokens_of
+from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.loaded import LoadedModel, state_key
+from llmrun.engine.prompt import sandbox
+from llmrun.engine.prompt.template import ChatTemplate, compile_template
 from llmrun.engine.service import Preparer
 from llmrun.errors import BadModelError, ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import Grammar, read_grammar
@@ -372,19 +375,35 @@ def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
         answer(model, PLAIN, limits=Limits(9, ignores_end=True), grammar=GRAMMAR)
 
 
-def test_end_tokens_are_searched_once_per_model() -> None:
-    class CountingVocabulary(FakeVocabulary):
-        n_calls = 0
+@pytest.mark.parametrize("reasons", [False, True])
+def test_a_first_answer_parses_the_template_once_and_renders_little(
+    reasons: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start waits for each: parsing takes longer than all trial renderings of a plain answer."""
+    counts = {"parsed": 0, "rendered": 0}
+    parse, render = sandbox.make_environment, ChatTemplate._generate
 
-        def is_end(self, token: int) -> bool:
-            self.n_calls += 1
-            return super().is_end(token)
+    def count_parse() -> Any:
+        counts["parsed"] += 1
+        return parse()
 
-    vocabulary = CountingVocabulary()
-    prepare, request = preparer(vocabulary=vocabulary).prepare, chat("Hi", limits=Limits(9, ignores_end=True))
-    for _ in range(3):
-        prepare(request, lambda event: None)
-    assert vocabulary.n_calls <= vocabulary.n_tokens
+    def count_render(*arguments: Any, **named: Any) -> str:
+        counts["rendered"] += 1
+        return render(*arguments, **named)
+
+    monkeypatch.setattr(sandbox, "make_environment", count_parse)
+    monkeypatch.setattr(ChatTemplate, "_generate", count_render)
+    compile_template.cache_clear()
+    template = TOOL_TEMPLATES["qwen-xml"] + (
+        "{% if enable_thinking is false %}<think></think>{% elif clear_thinking %}{% endif %}" if reasons else ""
+    )
+    prepare = preparer(template, n_ctx=1000).prepare
+    prepare(chat("Hi"), lambda event: None)
+    assert counts["parsed"] == 1
+    assert counts["rendered"] <= (24 if reasons else 12), "tools and earlier turns have to wait until one is asked for"
+    first = counts["rendered"]
+    prepare(chat("Hi again"), lambda event: None)
+    assert counts == {"parsed": 1, "rendered": first + 1}
 
 
 def test_a_text_is_tokenized_as_it_is() -> None:

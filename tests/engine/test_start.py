@@ -84,6 +84,21 @@ def test_loading_waits_for_no_import_of_the_rest(path: Path) -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.usefixtures("package_on_path")
+def test_the_first_answer_waits_for_no_import_that_it_does_not_use(path: Path) -> None:
+    code = (
+        "import sys, llmrun.engine.start; from llmrun.engine import environment; environment.load_libraries();"
+        "import llmrun.engine.preload, llmrun.engine.main; environment.import_for_requests(); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=path.parent, capture_output=True, text=True, check=True)
+    unused = (
+        "email importlib.metadata socket statistics jinja2.meta llmrun.statistics llmrun.engine.constraint llguidance"
+    )
+    modules = {*done.stdout.split()}
+    assert not modules & {*unused.split()}
+    assert len(modules) < 250
+
+
 @pytest.mark.usefixtures("package_on_path", "prestarted")
 def test_a_model_loads_behind_a_right_guess(path: Path) -> None:
     launch.preload(str(path))

@@ -13,8 +13,15 @@ from support.installed import Installed, only_error_line
 HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "prompt_toolkit"}
 
 
-def imported(llmrun: Installed, *arguments: str) -> set[str]:
-    """Top-level names that the command's own process imports."""
+UNUSED = (
+    "email socket importlib.metadata statistics sqlite3 asyncio http llmrun.model.embeddings "
+    "llmrun.protocol.jobs.machine llmrun.server.registry llmrun.chat.store"
+)
+"""Modules of other commands and options."""
+
+
+def modules_of(llmrun: Installed, *arguments: str) -> set[str]:
+    """Modules that the command's own process imports."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", llmrun.command, *arguments],
         capture_output=True,
@@ -25,7 +32,12 @@ def imported(llmrun: Installed, *arguments: str) -> set[str]:
     assert done.returncode == 0
     modules = [line.rpartition("|")[2].strip() for line in done.stderr.decode().splitlines() if "|" in line]
     assert "llmrun.cli.main" in modules
-    return {module.partition(".")[0] for module in modules}
+    return {*modules}
+
+
+def imported(llmrun: Installed, *arguments: str) -> set[str]:
+    """Top-level names that the command's own process imports."""
+    return {module.partition(".")[0] for module in modules_of(llmrun, *arguments)}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], []])
@@ -34,7 +46,10 @@ def test_help_imports_nothing_heavy(llmrun: Installed, arguments: list[str]) -> 
 
 
 def test_an_answer_in_a_pipe_imports_nothing_heavy_in_the_front(llmrun: Installed) -> None:
-    assert not imported(llmrun, "run", "smollm2", "--max-tokens", "1", "hi") & {*HEAVY, "jinja2"}
+    modules = modules_of(llmrun, "run", "smollm2", "--max-tokens", "1", "hi")
+    assert not {module.partition(".")[0] for module in modules} & {*HEAVY, "jinja2"}
+    assert not modules & {*UNUSED.split()}
+    assert len(modules) < 275
 
 
 def test_list_show_and_doctor_in_words(llmrun: Installed, model_path: Path) -> None:

@@ -48,8 +48,12 @@ class ByteVocabulary:
     def control_piece(self, token: int) -> bytes:
         return self.control.get(token) or self.piece(token)
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return (self.end,)
+
     def is_end(self, token: int) -> bool:
-        return token == self.end
+        return token in self.ends
 
 
 def allowed_tokens(constraint: Any, n_vocab: int) -> list[int]:

@@ -106,9 +106,14 @@ class FakeVocabulary:
         """See base.Vocabulary."""
         return CONTROL[token].encode() if token in CONTROL else self.piece(token)
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """See base.Vocabulary."""
+        return (END,)
+
     def is_end(self, token: int) -> bool:
         """See base.Vocabulary."""
-        return token == END
+        return token in self.ends
 
 
 class Cell(NamedTuple):

@@ -333,7 +333,7 @@ class Tokens:
         for token in shown:
             self.tokens[token] = vocabulary.control_piece(token)
         self.single = {piece[0]: token for token, piece in enumerate(self.tokens) if len(piece) == 1}
-        self.ends = frozenset(token for token in range(self.n_vocab) if vocabulary.is_end(token))
+        self.ends = frozenset(vocabulary.ends)
         if not self.ends:
             raise BadGrammarError("this model can't follow a grammar", why="it has no token that ends an answer")
         self.special_token_ids = sorted(self.ends)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
-from llmrun.statistics import quantile
-
 Phase = Literal["template", "tokenize", "grammar"]
 
 
@@ -107,6 +105,8 @@ class Metrics:
 
     def itl_quantile(self, q: float) -> float:
         """Return a quantile of the inter-token latency; 0 with fewer than two tokens."""
+        from llmrun.statistics import quantile  # brings the standard library's, for which no first token should wait
+
         gaps = sorted(after - before for before, after in pairwise(self.token_times))
         return quantile(gaps, q) if gaps else 0.0
 

@@ -6,7 +6,6 @@ Widths are measured while the engine rests; or within an answer, for machines on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median, quantiles
 from typing import Protocol
 
 from llmrun._native import StepShape
@@ -147,8 +146,8 @@ def _measure(
             wide[width].append(verified + max(0.0, sum(after) - _SETTLING * settled))
     plain = plain[len(widths) :]
     _raise_if_disturbed(plain)
-    first = StepTime(1, depth, median(plain))
-    return [first, *(StepTime(width, depth, median(wide[width][1:])) for width in widths)]
+    first = StepTime(1, depth, _median(plain))
+    return [first, *(StepTime(width, depth, _median(wide[width][1:])) for width in widths)]
 
 
 def _seconds(
@@ -165,6 +164,8 @@ def _seconds(
 
 def _raise_if_disturbed(equal: list[float]) -> None:
     """Raise Aborted if equal steps differ too much: the machine is busy."""
+    from statistics import quantiles
+
     fast, _, slow = quantiles(equal, n=4)
     if slow > _MAX_SPREAD * fast:
         raise Aborted
@@ -197,7 +198,7 @@ def measure_attention(
                 context.forget(0, depth)
         for of_context in times:
             _raise_if_disturbed(of_context[1:])
-        return AttentionTime(depth, *(median(of_context[1:]) for of_context in times))
+        return AttentionTime(depth, *(_median(of_context[1:]) for of_context in times))
 
     try:
         shallow, depth, spent = step_times(0), 0, 0.0
@@ -255,9 +256,9 @@ class StepProbe:
     def _can_afford(self, width: int) -> bool:
         if self._n_between < _PROBE_INTERVAL:
             return False
-        plain = median(self._plain)
+        plain = _median(self._plain)
         times = {measured: ratio * plain for measured, ratio in self._known.items()}
-        times |= {measured: median(seconds) for measured, seconds in self._wide.items()}
+        times |= {measured: _median(seconds) for measured, seconds in self._wide.items()}
         widest = max((measured for measured in times if 1 < measured <= width), default=0)
         a_row = (times[widest] - plain) / (widest - 1) if widest else plain
         return self._lost + (width - 1) * a_row <= (_MOST_STEPS + _MOST_SHARE * self._n_steps) * plain
@@ -305,11 +306,17 @@ class StepProbe:
             _raise_if_disturbed(self._plain)
         except Aborted:
             return ()
-        plain = median(self._plain)
+        plain = _median(self._plain)
         found = {width: ratio * plain for width, ratio in self._known.items()}
-        found |= {1: plain, **{width: median(seconds) for width, seconds in self._wide.items()}}
+        found |= {1: plain, **{width: _median(seconds) for width, seconds in self._wide.items()}}
         return tuple(StepTime(width, self._depth, found[width]) for width in sorted(found))
 
     def rewind(self, length: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+def _median(values: Sequence[float]) -> float:
+    from statistics import median  # with what it brings, 2 ms, for which no first token should wait
+
+    return median(values)

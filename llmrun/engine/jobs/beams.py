@@ -334,7 +334,7 @@ class Branches:
         self, prompt: Sequence[int], vocabulary: Vocabulary, sampling: SamplingParams, limits: Limits, root: BeamState
     ) -> None:
         self.by_node = {ROOT: root}
-        self.end_tokens = frozenset(filter(vocabulary.is_end, range(vocabulary.n_tokens)))
+        self.end_tokens = frozenset(vocabulary.ends)
         self._prompt, self._vocabulary, self._sampling = prompt, vocabulary, sampling
         self._native = _native.Sampler(vocabulary.n_tokens, seed=0)
         self._stops = [text.encode() for text in limits.stop]

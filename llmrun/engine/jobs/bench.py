@@ -163,7 +163,6 @@ def _with_weights(load: Load, report: Report, flag: _native.CancelFlag) -> _Reus
     weights = LlamaModel.of(load, flag)
     cached = _ReusableState(weights, time.perf_counter_ns() - began)
     _cached.append(cached)
-    len(weights.vocabulary.control_texts)  # waits for the thread that collects them: it would disturb the first test
     return cached
 
 
@@ -263,8 +262,7 @@ class BenchConversation:
         self._test = test
         self._text = _TEXT * (1 + (test.n_depth + test.n_prompt) // 16)
         vocabulary = context.vocabulary
-        ends = [token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token)]
-        self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in ends))
+        self._sampling = SamplingParams(seed=seed, logit_bias=tuple((token, -math.inf) for token in vocabulary.ends))
 
     def fill(self) -> None:
         """Fill the KV cache with the prompt's first n_depth tokens."""

@@ -150,8 +150,12 @@ class Vocabulary(Protocol):
     def control_piece(self, token: int) -> bytes:
         """Return a token's UTF-8 bytes, for a control token its text."""
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The tokens that end an answer (EOS, EOT, ...)."""
+
     def is_end(self, token: int) -> bool:
-        """Return whether this token ends an answer (EOS, EOT, ...)."""
+        """Return whether this token ends an answer."""
 
 
 Inputs = Sequence[Entry] | EmbeddedInput

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrun import _native
 from llmrun.engine.llama.base import EmbeddedInput, Entry, Inputs, MediaSpan, RunLimit, RunRow, RunSteps
-from llmrun.engine.llama.library import function
+from llmrun.engine.llama.library import address, function
 
 _DIMENSIONS = 4  # maximum dimensions of the positions of an image's tokens
 
@@ -36,9 +36,7 @@ class LlamaBatch:
         self._decode = function("llama_decode", ctypes.c_int32, ctypes.c_void_p, llama.llama_batch)
         self._set_causal = llama.llama_set_causal_attn
 
-        self._decoder = _native.Decoder(
-            *(_address(llama, name) for name in ("llama_decode", "llama_get_logits_ith", "llama_vocab_is_eog"))
-        )
+        self._decoder = _native.Decoder(*map(address, ("llama_decode", "llama_get_logits_ith", "llama_vocab_is_eog")))
 
     @property
     def n_tokens(self) -> int:
@@ -92,10 +90,6 @@ class LlamaBatch:
             return int(self._decode(context, self._native))
         finally:
             self._set_causal(context, True)
-
-
-def _address(llama: Any, name: str) -> int:
-    return ctypes.cast(llama._lib[name], ctypes.c_void_p).value or 0
 
 
 class Positions:

@@ -132,6 +132,11 @@ def function(name: str, result: Any, *arguments: Any) -> Any:
     return pointer
 
 
+def address(name: str) -> int:
+    """Return the address of a function of the library, for native code."""
+    return ctypes.cast(import_llama()._lib[name], ctypes.c_void_p).value or 0
+
+
 class NextnFunctions(NamedTuple):
     """llama.cpp's functions for multi-token prediction, which are exported with C++ names."""
 

@@ -288,7 +288,6 @@ class LlamaModel:
             self.identities[path] = file_identity(Path(path))
 
     def close(self) -> None:
-        self.vocabulary.close()
         self.llama.llama_model_free(self.pointer)
 
 

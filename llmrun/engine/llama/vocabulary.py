@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import re
-import threading
 import unicodedata
 from collections.abc import Iterable, Iterator
 from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from llmrun import _native
 from llmrun.engine.llama.base import PIECE_TOKENS
+from llmrun.engine.llama.library import address
 from llmrun.errors import BadModelError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class LlamaVocabulary:
     """
 
     def __init__(self, llama: Any, model: Any) -> None:
-        """Read the vocabulary of a llama_model, which must not be freed before close()."""
+        """Read the vocabulary of a llama_model."""
         self._llama = llama
         self.pointer = vocab = llama.llama_model_get_vocab(model)
         self.n_tokens = int(llama.llama_vocab_n_tokens(vocab))
@@ -67,10 +68,6 @@ class LlamaVocabulary:
         tokens = llama.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
         self.suppressed: tuple[int, ...] = tuple(tokens[: count.value]) if tokens else ()
         self._pieces: list[bytes | None] = [None] * self.n_tokens
-        self._ends: list[bool | None] = [None] * self.n_tokens
-        self._control_texts: tuple[str, ...] = ()
-        self._control_tokens: list[int] = []
-        self._user_defined: list[int] = []
         self._kind = int(llama.llama_vocab_type(vocab))
         if self._kind == _WORD_PIECE:
             self._lowercases = self._setting(model, "tokenizer.ggml.normalizer.lowercase") != "false"
@@ -79,35 +76,30 @@ class LlamaVocabulary:
             self._unknown = int(self._setting(model, "tokenizer.ggml.unknown_token_id") or _BERT_UNKNOWN)
         self._settings = {key: self._setting(model, key) for key in _rule_keys()}
         self._is_nfc = _NORMAL_FORMS.get(self._setting(model, "tokenizer.ggml.pre")) == "NFC"
-        self._damage = ""  # the reason for which llama.cpp's tokenizer would abort or never return
-        # In parallel with the creation of the context, which does not need the GIL.
-        self._collecting = threading.Thread(target=self._collect, daemon=True)
-        self._collecting.start()
 
-    def close(self) -> None:
-        """Wait for the thread that reads the vocabulary; call it before the model is freed."""
-        self._collecting.join()
-
-    @property
+    @cached_property
     def control_texts(self) -> tuple[str, ...]:
-        self._collecting.join()
-        return self._control_texts
+        return tuple(map(self._text, self._control_tokens))
 
-    def _collect(self) -> None:
-        """Collect the texts of all control tokens; check for tokens that the tokenizer requires."""
-        llama, vocab = self._llama, self.pointer
-        attribute = llama.llama_vocab_get_attr
-        attributes = [attribute(vocab, token) for token in range(self.n_tokens)]
-        control = llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN
-        self._control_tokens = [token for token, bits in enumerate(attributes) if bits & control]
-        self._control_texts = tuple(map(self._text, self._control_tokens))
-        of_user = llama.LLAMA_TOKEN_ATTR_USER_DEFINED
-        self._user_defined = [token for token, bits in enumerate(attributes) if bits & of_user]
+    @cached_property
+    def _control_tokens(self) -> list[int]:
+        return self._tokens_with(self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_UNKNOWN)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(_native.end_tokens(address("llama_vocab_is_eog"), self.pointer, self.n_tokens))
+
+    def _tokens_with(self, bits: int) -> list[int]:
+        """Return the tokens that have any of these attributes of llama.cpp's."""
+        return _native.tokens_with(address("llama_vocab_get_attr"), self.pointer, self.n_tokens, bits)
+
+    @cached_property
+    def _damage(self) -> str:
+        """The reason for which llama.cpp's tokenizer would abort or never return; "" if the vocabulary is intact."""
         if self._kind == _SENTENCE_PIECE:
-            usual = [token for token, bits in enumerate(attributes) if bits & llama.LLAMA_TOKEN_ATTR_BYTE]
-            self._damage = self._missing_byte(usual) and self._missing_byte(range(self.n_tokens))
-        elif self._kind == _RWKV:
-            self._damage = self._missing_beginning()
+            usual = self._tokens_with(self._llama.LLAMA_TOKEN_ATTR_BYTE)
+            return self._missing_byte(usual) and self._missing_byte(range(self.n_tokens))
+        return self._missing_beginning() if self._kind == _RWKV else ""
 
     def _missing_byte(self, tokens: Iterable[int]) -> str:
         """Return the damage of a SentencePiece vocabulary without all byte tokens: the tokenizer throws."""
@@ -135,8 +127,6 @@ class LlamaVocabulary:
         Raises:
             BadModelError: llama.cpp's tokenizer fails with this vocabulary.
         """
-        if self._kind in (_SENTENCE_PIECE, _RWKV):
-            self._collecting.join()
         if self._damage:
             raise _damaged(self._damage)
         if self._rules is not None:
@@ -163,7 +153,6 @@ class LlamaVocabulary:
 
         if not self._settings[SPACE_PREFIX]:
             return None
-        self._collecting.join()
         flags: dict[int, set[str]] = {}
         for flag, key in ADDED_FLAGS.items():
             for number in self._settings[key].split():
@@ -172,7 +161,7 @@ class LlamaVocabulary:
         control = {*self._control_tokens}
         added = [
             AddedToken(token, self._text(token), token in control, frozenset(flags.get(token, ())))
-            for token in sorted({*control, *self._user_defined, *flags})
+            for token in sorted({*control, *self._tokens_with(self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED), *flags})
         ]
         steps, prefix, charsmap = (self._settings[key] for key in (NORMALIZER, SPACE_PREFIX, CHARSMAP))
         return TextRules(steps, prefix, charsmap, added, finds_pieces=self._kind != _UNIGRAM)
@@ -272,10 +261,7 @@ class LlamaVocabulary:
             room = -count
 
     def is_end(self, token: int) -> bool:
-        is_end = self._ends[token]
-        if is_end is None:
-            self._ends[token] = is_end = bool(self._llama.llama_vocab_is_eog(self.pointer, token))
-        return is_end
+        return token in self.ends
 
 
 def _in_pieces(tokens: Any, count: int) -> Iterator[list[int]]:

@@ -72,16 +72,40 @@ def dates() -> dict[str, str]:
     return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
 
 
-def undeclared_variables(source: str) -> dict[str, tuple[Any, ...]]:
-    """Return the variables that a template reads without setting them: the texts it compares each with, or booleans."""
-    meta, nodes = import_submodule("jinja2", "meta"), import_submodule("jinja2", "nodes")
-    tree = make_environment().parse(source)
-    texts: dict[str, list[str]] = {name: [] for name in sorted(meta.find_undeclared_variables(tree))}
-    for node in tree.find_all(nodes.Compare):
-        named = texts.get(getattr(node.expr, "name", ""), [])
-        values = (getattr(operand.expr, "value", None) for operand in node.ops if operand.op == "eq")
-        named += [value for value in values if isinstance(value, str)]
-    return {name: (*dict.fromkeys(values),) or (True, False) for name, values in texts.items()}
+class CompiledTemplate:
+    """A compiled chat template; it is parsed once, which takes most of the time of a short prompt."""
+
+    def __init__(self, source: str) -> None:
+        """Compile a template; Jinja's errors, and limits of time and memory, are the caller's."""
+        environment = make_environment()
+        self._tree = environment.parse(source)
+        self._read: set[str] = set()
+        environment.code_generator_class = _noting(import_submodule("jinja2", "compiler"), self._read)
+        self.generate: Callable[[dict[str, Any]], Iterator[str]] = environment.from_string(self._tree).generate
+
+    @property
+    def variables(self) -> list[str]:
+        """The variables that it reads without setting them."""
+        return sorted(self._read)
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """Return the values of a variable that make a difference: the texts it is compared with, or booleans."""
+        compared = self._tree.find_all(import_submodule("jinja2", "nodes").Compare)
+        operands = (operand for node in compared if getattr(node.expr, "name", "") == name for operand in node.ops)
+        values = (getattr(operand.expr, "value", None) for operand in operands if operand.op == "eq")
+        return (*dict.fromkeys(value for value in values if isinstance(value, str)),) or (True, False)
+
+
+def _noting(compiler: Any, read: set[str]) -> Any:
+    """Return Jinja's code generator that also notes the variables read, as jinja2.meta does without making code."""
+
+    class Generator(compiler.CodeGenerator):  # type: ignore[misc]  # imported lazily
+        def enter_frame(self, frame: Any) -> None:
+            super().enter_frame(frame)
+            resolved = {name for action, name in frame.symbols.loads.values() if action == "resolve"}
+            read.update(resolved - self.environment.globals.keys())
+
+    return Generator
 
 
 def _sandbox(sandbox: Any) -> Any:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,10 +21,9 @@ from llmrun.engine.prompt.conversation import TemplateRules, fit
 from llmrun.engine.prompt.sandbox import (
     OTHER_TEMPLATE,
     REFUSES,
+    CompiledTemplate,
     dates,
-    make_environment,
     one_line,
-    undeclared_variables,
 )
 from llmrun.engine.prompt.thinking import find_reasoning, known_reasoning
 from llmrun.engine.prompt.tools import (
@@ -102,6 +101,20 @@ class ReasoningSwitch(NamedTuple):
     )  # around reasoning in the content, as LFM2.5's template takes it; None if it stands apart
 
 
+@lru_cache(maxsize=1)
+def compile_template(source: str) -> CompiledTemplate:
+    """Compile a template. The last one is kept: the engine compiles a model's before the first request.
+
+    Raises:
+        BadTemplateError: it does not compile.
+    """
+    if len(source) > MAX_TEMPLATE_CHARACTERS:
+        why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
+        raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
+    # Limited too, because Jinja evaluates constant expressions when it compiles.
+    return _limited(lambda: CompiledTemplate(source), RenderLimits.of(()))
+
+
 class ChatTemplate:
     """A compiled chat template.
 
@@ -122,16 +135,12 @@ class ChatTemplate:
     def __init__(
         self, source: str, *, bos: str, eos: str, control: Collection[str] = (), ends: Sequence[str] = ()
     ) -> None:
-        if len(source) > MAX_TEMPLATE_CHARACTERS:
-            why = f"the maximum is {MAX_TEMPLATE_CHARACTERS:,}"
-            raise BadTemplateError(f"the chat template has {len(source):,} characters", why=why)
         self.source = source
         self._bos = bos
         self._eos = eos
         self._control_texts, self._ends = control, ends or (eos,)
         self._reported: set[Rewriting] = set()
-        # Limited here too, because Jinja evaluates constant expressions when it compiles.
-        self._template = _limited(lambda: make_environment().from_string(source), RenderLimits.of(()))
+        self._template = compile_template(source)
 
     @cached_property
     def syntax(self) -> CallSyntax:
@@ -236,14 +245,16 @@ class ChatTemplate:
         """
         question, *answers = (message_data(each, str) for each in (_QUESTION, _REASONED, _REASONED_AGAIN))
         answer, again = (self._with_reasoning(each, tags) for each in answers)
-        for name, values in undeclared_variables(self.source).items():
-            for thinking in (True, False) if "think" in name or "reason" in name else ():
+        for name in self._template.variables:
+            is_telling = "think" in name or "reason" in name
+            values = self._template.values(name) if is_telling and name not in _thinking_variables(True) else ()
+            for thinking in (True, False) if values else ():
                 options = _thinking_variables(thinking)
                 first, later = {"messages": [question]}, {"messages": [question, answer, question, again, question]}
                 prompts = {value: self._trial(later | options | {name: value}) for value in values}
                 kept = [value for value, prompt in prompts.items() if _PROBE_TEXT in prompt]
                 dropped = [value for value, prompt in prompts.items() if prompt and _PROBE_TEXT not in prompt]
-                if name in options or not kept or not dropped:
+                if not kept or not dropped:
                     continue
                 each = options, *(options | {name: values[0]} for values in (kept, dropped))
                 if len({self._trial(first | variables) for variables in each}) == 1:
@@ -348,8 +359,8 @@ class ChatTemplate:
         options = _thinking_variables(thinking)
         if effort is not None and (nearest := self._nearest_effort(effort)) is not None:
             options[str(self._effort_variable)] = nearest
-        if self._reasoning_switch is not None and any(message.role == "assistant" for message in messages):
-            switch = self._reasoning_switch
+        has_answers = any(message.role == "assistant" for message in messages)  # else the search is not worth its time
+        if has_answers and (switch := self._reasoning_switch) is not None:
             options[switch.name] = switch.dropped if keep_reasoning is False else switch.kept
         return options
 

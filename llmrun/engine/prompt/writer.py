@@ -494,13 +494,8 @@ class PromptWriter:
         return frozenset(token for token in tokens if not self._vocabulary.piece(token))
 
     @cached_property
-    def ends(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        return tuple(filter(self._vocabulary.is_end, range(self._vocabulary.n_tokens)))
-
-    @cached_property
     def _end_texts(self) -> tuple[str, ...]:
-        pieces = map(self._vocabulary.control_piece, self.ends)
+        pieces = map(self._vocabulary.control_piece, self._vocabulary.ends)
         return tuple(piece.decode("utf-8", "replace") for piece in pieces)
 
 

@@ -60,8 +60,12 @@ class Vocabulary:
             return WORDS[token - N_VOCAB]
         return bytes([token]) if token < 256 else b""
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return (END, STOP)
+
     def is_end(self, token: int) -> bool:
-        return token in (END, STOP)
+        return token in self.ends
 
 
 @pytest.fixture(scope="module")
@@ -360,8 +364,9 @@ def test_a_token_that_is_not_allowed_is_refused(vocabulary: Vocabulary) -> None:
 
 def test_a_model_without_end_tokens_can_follow_none() -> None:
     class Endless(Vocabulary):
-        def is_end(self, token: int) -> bool:
-            return False
+        @property
+        def ends(self) -> tuple[int, ...]:
+            return ()
 
     with pytest.raises(BadGrammarError, match="no token that ends an answer"):
         compile_grammar(read_grammar('root ::= "a"'), Endless())

@@ -47,6 +47,7 @@ def test_control_tokens_are_nothing_unless_they_are_shown(vocabulary: LlamaVocab
     assert END not in vocabulary.tokenize("</s>", special=False)
     assert (vocabulary.piece(END), vocabulary.control_piece(END)) == (b"", b"</s>")
     assert vocabulary.control_piece(HI) == vocabulary.piece(HI) == b" hi"
+    assert vocabulary.ends == (END,)
     assert [token for token in range(vocabulary.n_tokens) if vocabulary.is_end(token)] == [END]
 
 
