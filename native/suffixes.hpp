@@ -48,6 +48,7 @@ class SuffixAutomaton {
         int32_t next;
     };
     static constexpr int32_t none = -1;
+    static constexpr int32_t separator = -2;  // every token of an image or audio; never drafted
 
     void clear();
     void rebuild();

@@ -157,8 +157,7 @@ def run(
         _chat(model, stats, answer, docs, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
-    adapts = record is None  # fewer threads round otherwise
-    preferences = replace(loading.preferences, parallel=answers, as_alone=True, adapts_threads=adapts)
+    preferences = replace(loading.preferences, parallel=answers, as_alone=True, adapts_threads=record is None)
     with open_chat_model(
         output,
         model,

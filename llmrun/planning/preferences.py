@@ -44,7 +44,8 @@ class LoadPreferences:
     parallel: int = 1  # answers at the same time
     cpu_experts: int | None = None  # layers whose experts stay with the processor
     as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
-    adapts_threads: bool = True  # without a preferred number, decode with fewer threads while the machine is busy
+    # Without a preferred number, decode with fewer threads while the machine is busy. These may round otherwise.
+    adapts_threads: bool = True
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
     split_mode: str = DEFAULTS.split_mode
     main_gpu: int = DEFAULTS.main_gpu

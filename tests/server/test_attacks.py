@@ -123,7 +123,7 @@ def test_a_body_of_many_objects_is_refused(serve: Serve, value: Any) -> None:
 
 @pytest.mark.parametrize("headers", [{"x_long": "x" * 2**20}, {f"x_{number}": "x" * 100 for number in range(10_000)}])
 def test_a_megabyte_of_headers_is_refused_or_dropped(serve: Serve, headers: dict[str, str]) -> None:
-    server = serve().loaded()
+    server = serve().once_loaded()
     answer = b""
     with server.connect() as connection, suppress(ConnectionError):
         connection.sendall(server.request("GET", "/health", **headers))

@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """Without keys; a foreign page and an app are allowed."""
     policy = Policy(origins=frozenset({"https://allowed.example", "app://"}))
     with LiveServer(tmp_path_factory.mktemp("server"), policy=policy) as live:
-        yield live.loaded()
+        yield live.once_loaded()
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server that wants a key."""
     with LiveServer(tmp_path_factory.mktemp("locked"), policy=Policy(keys=(b"another key", KEY.encode()))) as live:
-        yield live.loaded()
+        yield live.once_loaded()
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:80", "[::1]"])

@@ -159,7 +159,7 @@ class LiveServer:
         """What drafts for its models, as `llmrun ps` shows it."""
         return self._serving.drafts
 
-    def loaded(self) -> LiveServer:
+    def once_loaded(self) -> LiveServer:
         """Itself, once its models are loaded."""
         assert eventually(lambda: self.get("/health").status == 200, SECONDS)
         return self

@@ -38,6 +38,7 @@ from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
 from llmrun.protocol.devices import NO_DEVICE, device_names
 from llmrun.protocol.loading import Load
+from llmrun.protocol.settings import MAX_THREADS
 
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = -1
@@ -64,6 +65,8 @@ class LlamaContext:
     cells of the others, which makes steps of several rows faster. If there are fewer, all sequences share one pool, in
     which each can have a whole window.
     """
+
+    _most_threads = MAX_THREADS
 
     def __init__(
         self,
@@ -117,7 +120,6 @@ class LlamaContext:
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
-        self._threads = load.threads, load.threads_batch or load.threads  # of a batch of one token, and of more
         self._open(self._initial_room())
         empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
@@ -132,18 +134,17 @@ class LlamaContext:
             self.forget(0, 0)
 
     def limit_threads(self, most: int) -> None:
-        load = self._load
-        threads = min(most, load.threads), min(most, load.threads_batch or load.threads)
-        if threads != self._threads:
-            self._threads = threads
-            self._llama.llama_set_n_threads(self._pointer, *threads)
+        if most != self._most_threads:
+            self._most_threads = most
+            self._llama.llama_set_n_threads(self._pointer, *self.n_threads)
             if self.heads is not None:
-                self.heads.set_threads(*threads)
+                self.heads.set_threads(*self.n_threads)
 
     @property
-    def n_threads(self) -> int:
-        """Threads that compute a batch of one token."""
-        return self._threads[0]
+    def n_threads(self) -> tuple[int, int]:
+        """The threads that compute a batch of one token, and of more."""
+        load, most = self._load, self._most_threads
+        return min(most, load.threads), min(most, load.threads_batch or load.threads)
 
     def close(self) -> None:
         if self.heads is not None:
@@ -256,7 +257,7 @@ class LlamaContext:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
         self._pointer, self._memory, self._room = context, memory, room
-        llama.llama_set_n_threads(context, *self._threads)
+        llama.llama_set_n_threads(context, *self.n_threads)
         self._kv_buffers = [*filter(can_note_reads, cleared)]  # a stream's first cells can be copied without the others
         if self._rollback is not None:
             self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots

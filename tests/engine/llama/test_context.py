@@ -508,7 +508,7 @@ def test_an_answer_with_a_seed_is_the_same_on_a_machine_that_gets_busy_and_quiet
             engine.add(sequence)
             while engine.busy:
                 engine.step()
-                threads.append(context.n_threads)
+                threads.append(context.n_threads[0])
             texts.append(sequence.tokens)
     assert texts[0] == texts[1]
     assert {1, 2} == set(threads)
