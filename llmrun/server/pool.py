@@ -504,10 +504,12 @@ class Pool:
 
     def unready(self) -> str:
         """Return why no request can be answered yet, "" if one can: LOADING until the models of the command line are
-        loaded, then the reason if none of them could be."""
+        loaded, then that none of them could be. Clients without a key may ask, so the file is not named."""
         if self._n_to_warm > 0:
             return LOADING
-        return "" if self._has_loaded or self._failure is None else str(self._failure)
+        if self._has_loaded or self._failure is None:
+            return ""
+        return f"No model could be loaded: {self._failure.code}"
 
     async def close(self) -> None:
         for pooled in list(self._models.values()):
