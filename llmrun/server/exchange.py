@@ -440,7 +440,9 @@ class HttpExchange:
         """Name more parts of the request that are not honoured, in the log and in a header if it is not sent yet."""
         if paths:
             self._log["ignored"] = named = (*self._log.get("ignored", ()), *paths)
-            self._ignored = [(b"x-llmrun-ignored", ", ".join(map(header_safe, named))[:_MOST_IGNORED].rstrip().encode())]
+            self._ignored = [
+                (b"x-llmrun-ignored", ", ".join(map(header_safe, named))[:_MOST_IGNORED].rstrip().encode())
+            ]
 
     async def _forward(self, answers: ResponseStreams, writer: AnswerWriter) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""

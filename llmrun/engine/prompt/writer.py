@@ -114,8 +114,10 @@ class PromptWriter:
         request = generate.asked
         if request.prompt is not None:
             return self._plain_prompt(request)
-        if not is_counted:
-            self._raise_if_too_long(request.messages, request.tools)
+        # A conversation that is counted may be longer than the window, so that a client can shorten it; no message may.
+        for message in request.messages if is_counted else ():
+            self._raise_if_too_long([message])
+        self._raise_if_too_long(() if is_counted else request.messages, request.tools)
         render = partial(self._render, generate, send)
         messages, salt = self._readable(request.messages), self.salt(request.salt, self.adapters_for(request.adapters))
         tools = request.tools if tells_tools(request) else ()
@@ -275,9 +277,8 @@ class PromptWriter:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
             BadModelError: the vocabulary has no tokens for the conversation.
-            UsageError: the prompt is empty, or its last message alone certainly too long.
+            UsageError: the prompt is empty, or a message alone certainly too long.
         """
-        self._raise_if_too_long(asked.messages[-1:])
         tokenize, prompt = self._vocabulary.tokenize, self.prompt(Generate(request, asked), send, is_counted=True)
         messages = self._readable(asked.messages)
         each = [len(tokenize(message.content, special=False)) for message in messages]
