@@ -345,8 +345,9 @@ class Untouchable(FakeVocabulary):
         Generate(1, AnswerRequest(prompt="x" * 20_000_000)),
         Generate(1, AnswerRequest((Message("user", "x" * 10_000),) * 2000)),
         AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000))),
+        AnswerRequest((Message("system", "x" * 20_000_000), Message("user", "Hi"))),
     ],
-    ids=["message", "prompt", "many messages", "counted"],
+    ids=["message", "prompt", "many messages", "counted", "counted first"],
 )
 def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | AnswerRequest) -> None:
     """And before its template is rendered: that is not to blame."""
@@ -358,6 +359,9 @@ def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: 
             request_, refuse
         )
     assert "--ctx" in caught.value.hint
+    if isinstance(request_, AnswerRequest):
+        with pytest.raises(ContextOverflowError):
+            model.prompts.rendered(request_, 1, refuse)
 
 
 def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:

@@ -18,23 +18,10 @@ from support.random_model import write_random_model
 from support.request_bodies import KILLERS, ROUTES
 from support.served import CHAT, LiveServer, RawResponse, parse
 from support.tiny_projector import projector
+from support.tool_templates import TOOL_TEMPLATES
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 WIDTH, N_CTX = 128, 768
-TEMPLATE = (
-    "{% if tools %}Tools:{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
-    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{{ part.text if part.type == 'text' else '<start_of_image>' }}{% endfor %}{% endif %}"
-    "{% for call in message.tool_calls or [] %}<tool_call>\n<function={{ call.function.name }}>\n"
-    "{% for name, value in call.function.arguments | items %}<parameter={{ name }}>\n"
-    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
-    "{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""Chats whose calls are written parameter by parameter."""
-
 UNTOUCHED = ("keep_alive",)  # unloads the model, as it should
 STORIES = ("Tell a long story.", "Name the planets, one a line.")
 _MOST_SHOWN = 12
@@ -44,7 +31,9 @@ _REQUESTS_A_STORY = 40
 @contextmanager
 def fuzzed_server(folder: Path) -> Iterator[LiveServer]:
     """A server of a model that writes calls and sees images, and of an embedding model."""
-    model = write_random_model(folder / "fuzzed.gguf", layers=2, width=WIDTH, n_ctx=N_CTX, template=TEMPLATE)
+    model = write_random_model(
+        folder / "fuzzed.gguf", layers=2, width=WIDTH, n_ctx=N_CTX, template=TOOL_TEMPLATES["qwen-xml"]
+    )
     embeds = gguf_of("bert, mean", folder / "bert")
     images = str(projector(folder / "eyes.gguf", WIDTH, "gemma3"))
     names = (str(model), str(embeds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 
@@ -112,7 +113,7 @@ class Fuzzer:
             case 0 | 1 | 2:
                 holder[key] = self._hostile()
             case 3:
-                holder[key] = self._choose.choice(self._values)
+                holder[key] = deepcopy(self._choose.choice(self._values))
             case 4:
                 holder[key] = self._within(holder[key])
             case 5:
@@ -128,7 +129,7 @@ class Fuzzer:
         return body
 
     def _hostile(self) -> Any:
-        return self._choose.choice(_LARGE if self._choose.random() < 0.01 else HOSTILE)
+        return deepcopy(self._choose.choice(_LARGE if self._choose.random() < 0.01 else HOSTILE))
 
     def _within(self, value: Any) -> Any:
         """Return a text with something hostile in it; a number near a limit for a number."""

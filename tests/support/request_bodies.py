@@ -185,7 +185,7 @@ ROUTES: dict[str, list[dict[str, Any]]] = {
     },
 }  # fmt: skip
 """Path -> good bodies, which name most of its fields. /api/pull asks the hub, and /ui/speed measures for seconds."""
-DAMAGED, BAD_TOOL = f"{IMAGE}\ud800", {**FUNCTION, "parameters": {**SCHEMA, "description": "\ud800"}}
+DAMAGED, BAD_TOOL = f"{IMAGE}\ud800", {"name": "weather", "parameters": {**SCHEMA, "description": "\ud800"}}
 BAD_PART = {"type": "image_url", "image_url": {"url": f"{URL}\ud800"}}
 KILLERS: list[tuple[str, dict[str, Any]]] = [
     *((path, {"messages": [{"role": "user", "content": [BAD_PART]}]}) for path in (CHAT, "/apply-template")),

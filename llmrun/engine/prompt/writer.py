@@ -60,6 +60,7 @@ _LONG_TOKEN = 32  # bytes; most have a few
 # Of what is remembered for later requests.
 _MAX_MEDIA_LENGTHS = len(PRIVATE)  # as many as a request may have
 _MAX_TEMPLATES = 16
+_MOST_COUNTED = 16_384  # tokens of a message that is only counted or rendered, where the window is shorter
 _MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
@@ -114,8 +115,10 @@ class PromptWriter:
         request = generate.asked
         if request.prompt is not None:
             return self._plain_prompt(request)
-        if not is_counted:
-            self._raise_if_too_long(request.messages, request.tools)
+        # A conversation that is counted may be longer than the window, so that a client can shorten it.
+        for message in request.messages[:-1] if is_counted else ():
+            self._raise_if_too_long([message], at_least=_MOST_COUNTED)
+        self._raise_if_too_long(request.messages[-1:] if is_counted else request.messages, request.tools)
         render = partial(self._render, generate, send)
         messages, salt = self._readable(request.messages), self.salt(request.salt, self.adapters_for(request.adapters))
         tools = request.tools if tells_tools(request) else ()
@@ -275,9 +278,8 @@ class PromptWriter:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
             BadModelError: the vocabulary has no tokens for the conversation.
-            UsageError: the prompt is empty, or its last message alone certainly too long.
+            UsageError: the prompt is empty, or its last message alone certainly too long, or another one far too long.
         """
-        self._raise_if_too_long(asked.messages[-1:])
         tokenize, prompt = self._vocabulary.tokenize, self.prompt(Generate(request, asked), send, is_counted=True)
         messages = self._readable(asked.messages)
         each = [len(tokenize(message.content, special=False)) for message in messages]
@@ -433,8 +435,12 @@ class PromptWriter:
                 raise _lossy_vocabulary()
         return tokens
 
-    def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes."""
+    def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, at_least: int = 0) -> None:
+        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes.
+
+        Args:
+            at_least: tokens that they may have whatever the window.
+        """
         texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
         n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
         if n_bytes <= self._n_ctx * _LONG_TOKEN:
@@ -442,7 +448,7 @@ class PromptWriter:
         vocabulary = self._vocabulary
         longest = max(len(vocabulary.piece(token)) for token in range(vocabulary.n_tokens))
         minimum = n_bytes // max(longest, 1)
-        if minimum > self._n_ctx:
+        if minimum > max(self._n_ctx, at_least):
             raise ContextOverflowError(
                 f"the prompt is at least {minimum:,} tokens long, the context window {self._n_ctx:,}",
                 hint="shorten it, or ask for a larger context window with --ctx",
