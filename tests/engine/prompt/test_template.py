@@ -17,7 +17,9 @@ from datetime import datetime, tzinfo
 
 import pytest
 from support.effort import loops
+from support.tool_templates import TOOL_TEMPLATES
 
+from llmrun.engine.llama.library import import_submodule
 from llmrun.engine.prompt import sandbox
 from llmrun.engine.prompt import template as module
 from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS, NAMED, ChatTemplate, ControlTexts, Part, RenderLimits
@@ -299,6 +301,24 @@ def test_the_switch_of_a_template_that_takes_reasoning_in_the_content() -> None:
     ]  # fmt: skip
     dropped = joined(compiled.render(talk, control, keep_reasoning=False))
     assert dropped == "user: Why?\nassistant: So.\nuser: How?\n"
+
+
+@pytest.mark.parametrize(
+    "source", [*TOOL_TEMPLATES.values(), *(_TURNS.replace("CONDITION", each) for each in SWITCHES.values())]
+)
+def test_the_variables_of_a_template_are_those_that_jinja_finds(source: str) -> None:
+    """Jinja's own search parses the template again, and generates code that nobody runs."""
+    source += "{% macro shown(a) %}{{ a + b }}{% endmacro %}{% for c in d %}{{ c, loop.index, shown(c) }}{% endfor %}"
+    tree = sandbox.make_environment().parse(source + "{% set e = e or f %}{{ range(2), e, true }}")
+    compiled = sandbox.CompiledTemplate(source + "{% set e = e or f %}{{ range(2), e, true }}")
+    meta = import_submodule("jinja2", "meta")
+    assert compiled.variables == sorted(meta.find_undeclared_variables(tree))
+    assert {"b", "d", "e", "f"} < {*compiled.variables}
+
+
+def test_a_variable_has_the_values_that_it_is_compared_with() -> None:
+    compiled = sandbox.CompiledTemplate("{{ a if b == 'x' or b == 'y' or b == 1 or 'z' == b else c }}")
+    assert (compiled.values("b"), compiled.values("a")) == (("x", "y"), (True, False))
 
 
 @pytest.mark.parametrize("condition", WITHOUT_SWITCH.values(), ids=WITHOUT_SWITCH)
