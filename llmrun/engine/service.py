@@ -138,7 +138,7 @@ class Preparer:
             tokens,
             sampler,
             request.limits,
-            salt=self.prompts.salt(request.salt, adapters),
+            salt=self.prompts.salt(request, adapters),
             adapters=adapters,
             moves=request.moves,
             is_repeatable=request.sampling.is_repeatable,

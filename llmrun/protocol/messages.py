@@ -104,6 +104,8 @@ class AnswerRequest:
         logprobs: report the log-probability of each token, and of this many most likely tokens in its place; None
             reports none.
         salt: cached prefixes are shared only between requests with the same salt.
+        owner: whose request it is, a digest of an API key; "" is the user of this machine. What is remembered of a
+            request serves its owner only.
         tools: tools that the model may call.
         tool_choice: "auto", "none", "required", or "=" and the name of the one tool that must be called.
         parallel_calls: the answer may have more than one call.
@@ -138,6 +140,7 @@ class AnswerRequest:
     moves: bool = False
     logprobs: int | None = None
     salt: str = ""
+    owner: str = ""
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     parallel_calls: bool = True

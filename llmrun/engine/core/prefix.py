@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from array import array
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 _Tokens = TypeVar("_Tokens", list[int], "array[int]")
+
+
+class Salt(NamedTuple):
+    """What a prefix depends on beside its tokens: it is reused only for requests with an equal one.
+
+    Attributes:
+        owner: see AnswerRequest.
+        private: the client's own salt, and adapters other than the default ones. A prefix with any is not saved to
+            disk, since no later request may have the same.
+    """
+
+    owner: str = ""
+    private: str = ""
+
+
+NO_SALT = Salt()
 
 
 def common_prefix(cached: _Tokens, prompt: _Tokens) -> int:

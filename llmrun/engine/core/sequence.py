@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmrun._native import StepShape
 from llmrun.engine.core.media import text_only
 from llmrun.engine.core.metrics import Metrics
-from llmrun.engine.core.prefix import common_prefix
+from llmrun.engine.core.prefix import NO_SALT, Salt, common_prefix
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import LogprobStream, TextStream
 from llmrun.protocol.adapters import AdapterScale
@@ -58,7 +58,7 @@ class Sequence:
     tokens: list[int]  # prompt and answer
     sampler: SequenceSampler
     limits: Limits
-    salt: str = ""  # prefixes are shared only among requests with the same salt
+    salt: Salt = NO_SALT  # prefixes are shared only among requests with the same salt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
     # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
     moves: bool = False

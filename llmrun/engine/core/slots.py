@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from llmrun.engine.core.cell_budget import CellBudget
 from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoint, Checkpoints, first_end, most_useful, turn_end
 from llmrun.engine.core.metrics import PrefillRate
-from llmrun.engine.core.prefix import common_prefix, gap_after, reusable
+from llmrun.engine.core.prefix import NO_SALT, Salt, common_prefix, gap_after, reusable
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import PromptDifference
@@ -50,7 +50,7 @@ class HostPrefix(NamedTuple):
 
     tokens: list[int]  # ids of the tokens with keys and values in the state
     state: bytearray  # from llama.cpp
-    salt: str  # of the request that they were computed for
+    salt: Salt  # of the request that they were computed for
     n_prompt: int  # the number of them that were the last request's prompt
     is_multi_turn: bool  # the conversation had more than one turn
     checkpoints: list[Checkpoint]  # within the tokens
@@ -71,7 +71,7 @@ class HostPrefixCache:
         self.prefixes.append(prefix)
         self.n_tokens += len(prefix.tokens)
 
-    def longest(self, tokens: list[int], salt: str) -> tuple[HostPrefix | None, int]:
+    def longest(self, tokens: list[int], salt: Salt) -> tuple[HostPrefix | None, int]:
         """Return the entry that shares the longest prefix with a prompt, and the shared length; None if none does."""
         same = (prefix for prefix in self.prefixes if prefix.salt == salt)
         shared = ((common_prefix(prefix.tokens, tokens), prefix) for prefix in same)
@@ -120,7 +120,7 @@ class Slots:
             limit=checkpoint_bytes or MAX_BYTES,
         )
         self._n_prompt = dict.fromkeys(self.cached, 0)  # slot -> first tokens that were the last request's prompt
-        self._salts = dict.fromkeys(self.cached, "")  # of the last request
+        self._salts = dict.fromkeys(self.cached, NO_SALT)  # of the last request
         self._multi_turn: set[int] = set()  # slots whose conversation had more than one turn
         self._shared_prefix: set[int] = set()  # slots whose beginning another prompt had, too
         self._last_used: dict[int, int] = dict.fromkeys(self.cached, 0)  # slot -> its last release
@@ -128,12 +128,12 @@ class Slots:
         self._offloaded: dict[int, int] = {}  # slot -> its release for which offload() has looked at it
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
-    def cached_prefix(self, tokens: list[int], salt: str) -> int:
+    def cached_prefix(self, tokens: list[int], salt: Salt) -> int:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
         live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
         return max(live, self._host_cache.longest(tokens, salt)[1])
 
-    def difference(self, tokens: list[int], salt: str) -> PromptDifference | None:
+    def difference(self, tokens: list[int], salt: Salt) -> PromptDifference | None:
         """Return the first difference of a prompt from the most similar cached one, for a server's figures."""
         if not self._context.shares:
             return None
@@ -152,7 +152,7 @@ class Slots:
         ids = (token for token in tokens[start : start + _SHOWN] if token >= 0)  # images and audio have others
         return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
-    def admits(self, tokens: list[int], salt: str, pending: int) -> bool:
+    def admits(self, tokens: list[int], salt: Salt, pending: int) -> bool:
         """Return whether the cells can hold these tokens beside the running sequences.
 
         Args:
@@ -211,17 +211,18 @@ class Slots:
     def _save_soon(
         self,
         tokens: list[int],
-        salt: str,
+        salt: Salt,
         read: Callable[[], bytearray],
         checkpoints: list[Checkpoint],
         most_saved: float,
     ) -> None:
         """Queue a prefix for the disk if that is worthwhile; only then read its state."""
-        if self.saver is not None and not salt and self.saver.accepts(tokens, most_saved):
+        owner = salt.owner
+        if self.saver is not None and not salt.private and self.saver.accepts(tokens, most_saved, owner=owner):
             with suppress(LlmrunError, MemoryError):
                 state = read()
                 if state:
-                    self.saver.save(tokens, state, most_useful(checkpoints))
+                    self.saver.save(tokens, state, most_useful(checkpoints), owner=owner)
 
     def _parked(self) -> list[int]:
         """Return idle slots that are not empty, least recently used first."""
@@ -283,7 +284,7 @@ class Slots:
         if prefix.is_multi_turn:
             self._save_soon(prefix.tokens, prefix.salt, lambda: prefix.state, prefix.checkpoints, most_saved)
 
-    def take(self, tokens: list[int], n_prompt: int, salt: str, *, moves: bool) -> tuple[int, int]:
+    def take(self, tokens: list[int], n_prompt: int, salt: Salt, *, moves: bool) -> tuple[int, int]:
         """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
 
         Args:
@@ -342,7 +343,7 @@ class Slots:
         found = self.checkpoints.deepest(slot, length)
         return found.length if found is not None else 0
 
-    def _shared_anywhere(self, tokens: list[int], salt: str) -> int:
+    def _shared_anywhere(self, tokens: list[int], salt: Salt) -> int:
         """Return the longest prefix that a prompt shares with any slot, whether or not it can be reused."""
         same = (slot for slot in self.cached if self._salts[slot] == salt)
         return max((common_prefix(self.cached[slot], tokens) for slot in same), default=0)
@@ -370,7 +371,7 @@ class Slots:
             elif tokens:  # a part may have been written
                 self.truncate(slot, 0)
 
-    def _choose(self, tokens: list[int], salt: str) -> tuple[int, bool]:
+    def _choose(self, tokens: list[int], salt: Salt) -> tuple[int, bool]:
         """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""
         if not self._context.shares:
             return self._longest(tokens, salt, self.idle)[0], False
@@ -463,7 +464,7 @@ class Slots:
         self.truncate(source, 0)
         self.release(source)
 
-    def _longest(self, tokens: list[int], salt: str, slots: Collection[int]) -> tuple[int, int]:
+    def _longest(self, tokens: list[int], salt: Salt, slots: Collection[int]) -> tuple[int, int]:
         """Return the slot with the longest prefix of a prompt, and its length; of equal ones, the shortest slot."""
         if self._context.has_checkpoints:
             same = [slot for slot in slots if self._salts[slot] == salt]
@@ -501,7 +502,7 @@ class Slots:
         self._n_prompt[slot] -= gap
         return True
 
-    def _restore(self, slot: int, tokens: list[int], salt: str, length: int) -> int:
+    def _restore(self, slot: int, tokens: list[int], salt: Salt, length: int) -> int:
         """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length.
 
         To a device it is sent only while no sequence runs. Within the machine's memory, it takes less of the others'
@@ -521,7 +522,7 @@ class Slots:
             if length:
                 self.checkpoints.put(slot, prefix.checkpoints)
             return self._reach(slot, length)
-        saved = None if salt else self._find_saved(tokens, length)
+        saved = self._find_saved(tokens, salt, length)
         if saved is None:
             return length
         length = self._load_state(slot, saved.tokens, saved.state, tokens)
@@ -529,7 +530,7 @@ class Slots:
             self._n_prompt[slot] = len(saved.tokens)
             self.checkpoints.put(slot, (Checkpoint(length, state, True) for length, state in saved.checkpoints))
             if self.saver is not None:
-                self.saver.note_saved(saved.tokens)
+                self.saver.note_saved(saved.tokens, owner=salt.owner)
         return self._reach(slot, length)
 
     def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
@@ -541,25 +542,27 @@ class Slots:
                 return reusable(cached, tokens)
         return self.truncate(slot, 0)
 
-    def read_ahead(self, tokens: list[int], salt: str) -> None:
+    def read_ahead(self, tokens: list[int], salt: Salt) -> None:
         """Read the saved state that a prompt will need, unless as much of it is cached; for any thread.
 
         Other threads change the slots meanwhile, so this is a guess: take() looks again.
         """
-        if self._states is None or salt:
+        if self._states is None or salt.private:
             return
-        cached = (*self.cached.values(), *(prefix.tokens for prefix in self._host_cache.prefixes))
-        length = max(common_prefix(cached_tokens[:], tokens) for cached_tokens in cached)
+        cached = [self.cached[slot] for slot in self.cached if self._salts[slot] == salt]
+        cached += [prefix.tokens for prefix in self._host_cache.prefixes if prefix.salt == salt]
+        length = max((common_prefix(cached_tokens[:], tokens) for cached_tokens in cached), default=0)
         if len(tokens) - length >= _MIN_RESTORED:
             cuts = not self._context.has_checkpoints
             with suppress(MemoryError):
-                self._states.read_ahead(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts)
+                self._states.read_ahead(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts, owner=salt.owner)
 
-    def _find_saved(self, tokens: list[int], length: int) -> SavedState | None:
-        if self._states is not None and len(tokens) - length >= _MIN_RESTORED:
+    def _find_saved(self, tokens: list[int], salt: Salt, length: int) -> SavedState | None:
+        if self._states is not None and not salt.private and len(tokens) - length >= _MIN_RESTORED:
             with suppress(LlmrunError, OSError, MemoryError):
                 cuts = not self._context.has_checkpoints
-                saved = self._states.find(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts)
+                longer_than = length + _MIN_RESTORED
+                saved = self._states.find(tokens, longer_than=longer_than, cuts=cuts, owner=salt.owner)
                 return saved if saved is not None and len(saved.tokens) <= self._context.n_ctx else None
         return None
 
@@ -569,11 +572,11 @@ class Slots:
         Raises:
             OSError: the file can't be written.
         """
-        tokens = self.cached[slot]
-        if self._states is None or not tokens or self._salts[slot]:
+        tokens, salt = self.cached[slot], self._salts[slot]
+        if self._states is None or not tokens or salt.private:
             return 0, 0
-        state = self._context.state(slot)
-        n_bytes = self._states.save(tokens, state, most_useful(self.checkpoints.of(slot))) if state else 0
+        state, kept = self._context.state(slot), most_useful(self.checkpoints.of(slot))
+        n_bytes = self._states.save(tokens, state, kept, owner=salt.owner) if state else 0
         return (len(tokens), n_bytes) if n_bytes else (0, 0)
 
 

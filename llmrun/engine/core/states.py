@@ -28,10 +28,10 @@ from llmrun.engine.environment import lower_thread_priority
 from llmrun.system import file_identity
 
 _MAGIC = b"LLMRUNKV"
-_VERSION = 4
-# Magic, version, bytes of the key, tokens, checkpoints, bytes of the turns, bytes of state and checkpoints, CRC-32 of
-# what stands before the state, CRC-32 of all.
-_HEAD = struct.Struct("<8sIIQQQQII")
+_VERSION = 5
+# Magic, version, bytes of key and owner, tokens, checkpoints, bytes of the turns, bytes of state and checkpoints,
+# CRC-32 of what stands before the state, CRC-32 of all.
+_HEAD = struct.Struct("<8sIIIQQQQII")
 _CHECKPOINT = struct.Struct("<QQ")  # tokens, bytes
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
@@ -57,14 +57,16 @@ class SavedState:
 class _Index(NamedTuple):
     """The part of a file before its state."""
 
+    owner: str  # only requests of theirs find the state
     tokens: array[int]
     checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
     turns: bytes  # of the conversation, see KVStore
     checksum: int
 
     @property
-    def head(self) -> tuple[bytes, bytes, bytes]:
+    def head(self) -> tuple[bytes, bytes, bytes, bytes]:
         return (
+            self.owner.encode(),
             self.tokens.tobytes(),
             b"".join(_CHECKPOINT.pack(*checkpoint) for checkpoint in self.checkpoints),
             self.turns,
@@ -111,13 +113,13 @@ class KVStore:
             self._key, self._is_known = key.encode(), True
         return self._is_known
 
-    def find(self, prompt: list[int], *, longer_than: int, cuts: bool = True) -> SavedState | None:
-        """Return the state with the longest prefix of a prompt, if it is longer than this.
+    def find(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> SavedState | None:
+        """Return the owner's state with the longest prefix of a prompt, if it is longer than this.
 
         Args:
             cuts: a state can be cut to any length, not only to its checkpoints.
         """
-        for path, identity in self._candidates(prompt, longer_than, cuts=cuts):
+        for path, identity in self._candidates(prompt, longer_than, cuts=cuts, owner=owner):
             with self._lock:
                 saved = self._ahead.pop(identity, None)
             saved = saved or self._read(path)
@@ -128,9 +130,9 @@ class KVStore:
             _remove(path)
         return None
 
-    def read_ahead(self, prompt: list[int], *, longer_than: int, cuts: bool = True) -> None:
+    def read_ahead(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> None:
         """Read the state that find() will return, in a thread that holds nothing up."""
-        for path, identity in self._candidates(prompt, longer_than, cuts=cuts):
+        for path, identity in self._candidates(prompt, longer_than, cuts=cuts, owner=owner):
             if identity not in self._ahead and (saved := self._read(path)) is not None:
                 with self._lock:
                     self._ahead[identity] = saved
@@ -143,16 +145,23 @@ class KVStore:
         with self._lock:
             self._ahead.clear()
 
-    def _candidates(self, prompt: list[int], longer_than: int, *, cuts: bool) -> list[tuple[Path, _Identity]]:
-        """Return the files with more than these first tokens of a prompt, the longest first."""
-        wanted = array("i", prompt)
-        reach = [(index.reach(wanted, cuts=cuts), path, identity) for path, identity, index in self._indexes()]
+    def _candidates(
+        self, prompt: list[int], longer_than: int, *, cuts: bool, owner: str
+    ) -> list[tuple[Path, _Identity]]:
+        """Return the owner's files with more than these first tokens of a prompt, the longest first."""
+        wanted, owned = array("i", prompt), (each for each in self._indexes() if each[2].owner == owner)
+        reach = [(index.reach(wanted, cuts=cuts), path, identity) for path, identity, index in owned]
         return [(path, identity) for length, path, identity in sorted(reach, reverse=True) if length > longer_than]
 
     def save(
-        self, tokens: list[int], state: bytes | bytearray, checkpoints: Sequence[tuple[int, bytes | bytearray]] = ()
+        self,
+        tokens: list[int],
+        state: bytes | bytearray,
+        checkpoints: Sequence[tuple[int, bytes | bytearray]] = (),
+        *,
+        owner: str = "",
     ) -> int:
-        """Write a state and delete those of its prefixes; return its bytes, 0 if it is larger than the limit.
+        """Write an owner's state and delete those of its prefixes; return its bytes, 0 if it is larger than the limit.
 
         The first time, the model's files are hashed, which takes a second for each few gigabytes.
 
@@ -162,24 +171,32 @@ class KVStore:
         self._state_key.compute()
         self._is_open()
         sizes = tuple((length, len(state_bytes)) for length, state_bytes in checkpoints)
-        whole = _Index(array("i", tokens), sizes, self.turns_of(tokens), 0)
+        whole = _Index(owner, array("i", tokens), sizes, self.turns_of(tokens), 0)
         described = self._key, *whole.head
         content = state, *(each for _, each in checkpoints)
         checksums, n_bytes = (_checksum(*described), _checksum(*described, *content)), sum(map(len, content))
         head = _HEAD.pack(
-            _MAGIC, _VERSION, len(self._key), len(tokens), len(sizes), len(described[-1]), n_bytes, *checksums
+            _MAGIC,
+            _VERSION,
+            len(self._key),
+            len(described[1]),
+            len(tokens),
+            len(sizes),
+            len(described[-1]),
+            n_bytes,
+            *checksums,
         )
         size = len(head) + sum(map(len, described)) + n_bytes
         if size > self._cap:
             return 0
         kept = {length for length, _ in sizes} | {len(tokens)}
         for path, _, index in self._indexes():
-            is_prefix = common_prefix(index.tokens, whole.tokens) == len(index.tokens)
+            is_prefix = index.owner == owner and common_prefix(index.tokens, whole.tokens) == len(index.tokens)
             if is_prefix and (not sizes or len(index.tokens) in kept):
                 _remove(path)
         self._make_room(size)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / (hashlib.sha256(described[1]).hexdigest()[:32] + _SUFFIX)
+        path = self._folder / (hashlib.sha256(b"|".join(described[1:3])).hexdigest()[:32] + _SUFFIX)
         _write(path, (head, *described, *content))
         return size
 
@@ -221,18 +238,21 @@ class KVStore:
         head = file.read(_HEAD.size)
         if len(head) < _HEAD.size:
             return None
-        magic, version, key_bytes, n_tokens, n_checkpoints, n_turns, n_bytes, of_index, checksum = _HEAD.unpack(head)
+        magic, version, key_bytes, owner_bytes, n_tokens, n_checkpoints, n_turns, n_bytes, of_index, checksum = (
+            _HEAD.unpack(head)
+        )
         if (magic, version, key_bytes) != (_MAGIC, _VERSION, len(self._key)):
             return None
-        index_bytes = key_bytes + n_tokens * _TOKEN_BYTES + n_checkpoints * _CHECKPOINT.size + n_turns
+        index_bytes = key_bytes + owner_bytes + n_tokens * _TOKEN_BYTES + n_checkpoints * _CHECKPOINT.size + n_turns
         if _HEAD.size + index_bytes + n_bytes != os.fstat(file.fileno()).st_size:
             return None
         if file.read(key_bytes) != self._key:
             return None
-        tokens = array("i")
+        owner, tokens = file.read(owner_bytes).decode(errors="replace"), array("i")
         tokens.frombytes(file.read(n_tokens * _TOKEN_BYTES))
         checkpoints = _CHECKPOINT.iter_unpack(file.read(n_checkpoints * _CHECKPOINT.size))
-        index = _Index(tokens, tuple((length, size) for length, size in checkpoints), file.read(n_turns), checksum)
+        sizes = tuple((length, size) for length, size in checkpoints)
+        index = _Index(owner, tokens, sizes, file.read(n_turns), checksum)
         return index if _checksum(self._key, *index.head) == of_index else None
 
     def _read(self, path: Path) -> SavedState | None:
@@ -335,32 +355,40 @@ class StateSaver:
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
-        self._saved = deque[list[int]](maxlen=_MAX_REMEMBERED)
-        self._queue = Queue[tuple[list[int], bytearray, Sequence[tuple[int, bytearray]]]](_MAX_QUEUED)
+        self._saved = deque[tuple[str, list[int]]](maxlen=_MAX_REMEMBERED)  # owners, and tokens
+        self._queue = Queue[Callable[[], int]](_MAX_QUEUED)
         self._thread: threading.Thread | None = None
 
-    def accepts(self, tokens: list[int], most_saved: float = 1.0) -> bool:
-        """Return whether enough of these tokens are not on disk yet, and the queue has space.
+    def accepts(self, tokens: list[int], most_saved: float = 1.0, *, owner: str = "") -> bool:
+        """Return whether enough of these tokens of an owner are not on disk yet, and the queue has space.
 
         Args:
             most_saved: share of the tokens that may be on disk.
         """
-        shared = max((common_prefix(saved, tokens) for saved in self._saved), default=0)
+        own = (saved for each, saved in self._saved if each == owner)
+        shared = max((common_prefix(saved, tokens) for saved in own), default=0)
         is_new = len(tokens) - shared >= _MIN_NEW and shared <= most_saved * len(tokens)
         return is_new and not self._queue.full()
 
-    def save(self, tokens: list[int], state: bytearray, checkpoints: Sequence[tuple[int, bytearray]] = ()) -> None:
+    def save(
+        self,
+        tokens: list[int],
+        state: bytearray,
+        checkpoints: Sequence[tuple[int, bytearray]] = (),
+        *,
+        owner: str = "",
+    ) -> None:
         """Queue a state for writing; discard it if the queue is full."""
-        self.note_saved(tokens)
+        self.note_saved(tokens, owner=owner)
         with contextlib.suppress(Full):
-            self._queue.put_nowait((list(tokens), state, checkpoints))
+            self._queue.put_nowait(partial(self._store.save, list(tokens), state, checkpoints, owner=owner))
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, name="state saver", daemon=True)
             self._thread.start()
 
-    def note_saved(self, tokens: list[int]) -> None:
+    def note_saved(self, tokens: list[int], *, owner: str = "") -> None:
         """Remember that the state of these tokens is on disk."""
-        self._saved.append(list(tokens))
+        self._saved.append((owner, list(tokens)))
 
     def wait(self) -> None:
         self._queue.join()
@@ -368,10 +396,10 @@ class StateSaver:
     def _write(self) -> None:
         lower_thread_priority()  # hashing a model's files takes seconds
         while True:
-            saved = self._queue.get()
+            save = self._queue.get()
             with contextlib.suppress(OSError, MemoryError):  # the next one may be smaller
-                self._store.save(*saved)
-            del saved  # before the thread waits for the next one
+                save()
+            del save  # with its state, before the thread waits for the next one
             self._queue.task_done()
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
+from llmrun.engine.core.prefix import Salt
 from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens
 from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
@@ -120,10 +121,10 @@ class PromptWriter:
             self._raise_if_too_long([message], at_least=_MOST_COUNTED)
         self._raise_if_too_long(request.messages[-1:] if is_counted else request.messages, request.tools)
         render = partial(self._render, generate, send)
-        messages, salt = self._readable(request.messages), self.salt(request.salt, self.adapters_for(request.adapters))
+        messages, salt = self._readable(request.messages), self.salt(request, self.adapters_for(request.adapters))
         tools = request.tools if tells_tools(request) else ()
         context = self.chat_template(request.template).source, salt, tools, self._options(generate, send)
-        conversation = Conversation(context, messages, private=bool(salt))
+        conversation = Conversation(context, messages, private=bool(salt.private))
         keeps = request.keep_reasoning
         if keeps is None and any(message.role == "assistant" for message in messages):
             keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
@@ -375,16 +376,16 @@ class PromptWriter:
             raise UsageError(f"there is no adapter {invalid}", why=f"the model was loaded with {len(self._adapters)}")
         return applied(requested)
 
-    def salt(self, requested: str, adapters: tuple[AdapterScale, ...]) -> str:
-        """Return the prefix salt, made of the client's salt and the adapters.
+    def salt(self, request: AnswerRequest, adapters: tuple[AdapterScale, ...]) -> Salt:
+        """Return the prefix salt, made of the owner, the client's salt and the adapters.
 
-        States without a salt may be saved to disk, for later loads with the same adapters. No client's salt can equal
-        that of other adapters.
+        States of the default adapters may be saved to disk, for later loads with the same ones. No client's salt can
+        equal that of other adapters.
         """
         is_default = adapters == by_default(self._adapters)
-        if not self._adapters or (is_default and not requested):
-            return requested
-        return f"{'' if is_default else [tuple(adapter) for adapter in adapters]}|{requested}"
+        if not self._adapters or (is_default and not request.salt):
+            return Salt(request.owner, request.salt)
+        return Salt(request.owner, f"{'' if is_default else [tuple(each) for each in adapters]}|{request.salt}")
 
     def _tokens(
         self, parts: Sequence[Part | Media], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
