@@ -16,6 +16,7 @@ from llmrun.planning.memory import (
     DEVICE_BATCH,
     UBATCH,
     Memory,
+    cell_bytes,
     context_start,
     largest_context,
     memory,
@@ -43,6 +44,7 @@ _SCORES_SHARE = 16  # of memory
 # Drafted tokens of a step of a recurrent model: 4 rows. Each costs a copy of the state, and time in every step, also in
 # those without drafts: of three recurrent layers on one processor, 3 cost 18 us and 7 cost 47 us.
 _ROLLBACK = 3
+_COPIES_SHARE = 4  # copies of KV states take at most 1/N of the KV cache's memory
 _ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memory: what is free changes
 
 # Quant -> bits per weight of whole models; in order of quality.
@@ -96,6 +98,7 @@ class Plan(LoadSettings):
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
             f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
+            f"{f'copies of conversations {readable_size(parts.copies)}, ' if parts.copies else ''}"
             f"process {readable_size(parts.process)}"
         )
         drafter = "the model's prediction heads" if self.draft_heads else "the draft model"
@@ -147,6 +150,8 @@ def make_plan(
     where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.n_ubatch) if writes_scores else plain
+    ram = split.ram + parts.compute - plain.compute
+    copies = _copy_bytes(hardware, parts, ram)
     return Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
@@ -154,8 +159,8 @@ def make_plan(
         n_ubatch=fit.preferences.n_ubatch,
         threads=threads,
         gpu_layers=split.gpu_layers,
-        memory=parts,
-        ram_bytes=split.ram + parts.compute - plain.compute,
+        memory=replace(parts, copies=copies),
+        ram_bytes=ram + copies,
         vram_bytes=split.vram,
         notes=(*context_notes, *head_notes, *cell_notes, *where_notes, *thread_notes),
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
@@ -166,6 +171,8 @@ def make_plan(
         draft_heads=fit.heads,
         draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells, n_opened).needed,
         checkpoint_bytes=parts.checkpoints,
+        copy_bytes=copies,
+        cell_bytes=0 if on_device or grows else cell_bytes(header, n_cells, fit.preferences.kv_type),
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
@@ -175,6 +182,12 @@ def make_plan(
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **{**fit.preferences.as_given, "flash_attention": flash_attention},
     )
+
+
+def _copy_bytes(hardware: Hardware, parts: Memory, ram: int) -> int:
+    """Return the memory for copies of KV states: what is left beside a model, up to a share of its KV cache."""
+    free, limit = hardware.memory_available, parts.kv // _COPIES_SHARE
+    return max(min(limit, free - margin(free) - ram), 0) if hardware.memory_total else limit
 
 
 def margin(free: int) -> int:

@@ -14,6 +14,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from llmrun import _native
@@ -397,13 +398,26 @@ class FakeContext:
 
     def state(self, sequence_id: int) -> bytearray:
         """See base.Context."""
+        return self._state(sequence_id)
+
+    def _state(self, sequence_id: int) -> bytearray:
         cells = self._cells[sequence_id]
         adapters = cells[0].adapters if cells else ()
         window = [self._first[sequence_id]] if self._window else []
         return bytearray(json.dumps([*window, *self.cached(sequence_id), *adapters]).encode())
 
-    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
+    def state_bytes(self, sequence_id: int) -> int:
+        """See base.Context."""
+        return len(self._state(sequence_id))
+
+    def write_state(self, sequence_id: int, path: Path) -> int | None:
+        """See base.Context; a few bytes come before the state."""
+        path.write_bytes(b"before" + self._state(sequence_id))
+        return len(b"before")
+
+    def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
+        state = bytearray(state)
         self._cells[sequence_id], self._first[sequence_id] = [], 0
         self._droppable.pop(sequence_id, None)
         self._unknown.discard(sequence_id)

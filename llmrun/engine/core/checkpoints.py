@@ -65,7 +65,9 @@ class Checkpoints:
         return list(self._slots[slot])
 
     def put(self, slot: int, checkpoints: Iterable[Checkpoint]) -> None:
+        """Replace a slot's checkpoints, within the limit of all."""
         self._slots[slot] = list(checkpoints)
+        thin_out(self._all(), self._limit)
 
     def add(self, slot: int, checkpoint: Checkpoint) -> None:
         """Add a checkpoint after the slot's other ones, and remove the least useful ones beyond the limit."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from llmrun import _native
@@ -280,8 +281,24 @@ class Context(Protocol):
         A sequence for which that failed has to be emptied.
         """
 
+    def state_bytes(self, sequence_id: int) -> int:
+        """Return the size of a sequence's state(), without making it."""
+
     def state(self, sequence_id: int) -> bytearray:
         """Return a sequence's part of the KV cache, for set_state() of the same model and build."""
 
-    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
-        """Replace a sequence by the state() of n_tokens tokens; return False, and leave it empty, if that fails."""
+    def write_state(self, sequence_id: int, path: Path) -> int | None:
+        """Write a sequence's state() into a file without a copy in memory.
+
+        Returns:
+            The first byte of the state, which ends with the file; None if it can't be saved.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+
+    def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
+        """Replace a sequence by the state() of n_tokens tokens; return False, and leave it empty, if that fails.
+
+        The memory of the state is used, and is as before at the end.
+        """
