@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from random_model import Shape, write_model
 
@@ -105,29 +106,26 @@ def measure_sparse(folder: Path, gigabytes: float) -> list[int]:
     """Return the bytes that the conversation's state has, and the most memory of saving it and of finding it again."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from support.conversation import Conversation
-    from support.fake_context import FakeContext, hashed
+    from support.fake_context import hashed
 
     n_bytes, most, prompt = int(gigabytes * 1e9), list[int](), "a long conversation " * 20
-
-    def state_bytes(context: FakeContext, slot: int) -> int:
-        return n_bytes
-
-    def write_state(context: FakeContext, slot: int, path: Path) -> int:
-        with path.open("wb") as file:
-            file.truncate(n_bytes)
-        return 0
-
-    def set_state(context: FakeContext, slot: int, state: memoryview, n_tokens: int) -> bool:
-        assert len(state) == n_bytes
-        return bool(
-            plain(context, slot, bytearray(str([ord(letter) for letter in prompt[:n_tokens]]), "ascii"), n_tokens)
-        )
-
-    plain, FakeContext.state_bytes, FakeContext.write_state = FakeContext.set_state, state_bytes, write_state
-    FakeContext.set_state = set_state
+    store = KVStore(folder / f"{gigabytes}", "model", 2 * n_bytes)
     for is_saved in (False, True):
-        store = KVStore(folder / "states", "model", 2 * n_bytes)
-        memory, talk = Anonymous(os.getpid()), Conversation(hashed, store, n_ctx=600, n_batch=512, copy_bytes=0)
+        talk = Conversation(hashed, store, n_ctx=600, n_batch=512, copy_bytes=0)
+        set_state = talk.context.set_state
+
+        def write_state(slot: int, path: Path) -> int:
+            with path.open("wb") as file:
+                file.truncate(n_bytes)
+            return 0
+
+        def set_sparse(slot: int, state: memoryview, n_tokens: int, plain: Any = set_state) -> bool:
+            assert len(state) == n_bytes
+            return bool(plain(slot, bytearray(str([*prompt.encode()]).encode()), n_tokens))
+
+        replaced = {"state_bytes": lambda slot: n_bytes, "write_state": write_state, "set_state": set_sparse}
+        vars(talk.context).update(replaced)
+        memory = Anonymous(os.getpid())
         with memory.watched():
             talk.answer(prompt, most=1)
             assert (talk.started().reused_tokens > 0) == is_saved
