@@ -358,7 +358,7 @@ class FakeContext:
             del self._cells[sequence_id][start:end]
         return self.cuts
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """See base.Context."""
         assert self.shares
         assert not self._cells[target], "the target is not empty"
@@ -367,7 +367,7 @@ class FakeContext:
         if (not self.cuts and length < len(self._cells[source])) or not self.can_forget(source, length):
             if checkpoint is None:
                 return False
-            first, *tokens = json.loads(checkpoint)
+            first, *tokens = json.loads(bytes(checkpoint))
             assert tokens == self.cached(source)[:length], "a checkpoint of something else"
         self._first[target] = first if length else 0
         self._cells[target] = self._cells[source][:length]
@@ -382,9 +382,9 @@ class FakeContext:
         assert self.has_checkpoints
         return bytearray(json.dumps([self._first[sequence_id], *self.cached(sequence_id)]).encode())
 
-    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+    def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         """See base.Context."""
-        first, *tokens = json.loads(checkpoint)
+        first, *tokens = json.loads(bytes(checkpoint))
         assert tokens == self.cached(sequence_id)[:length], "a checkpoint of something else"
         del self._cells[sequence_id][length:]
         self._droppable.pop(sequence_id, None)

@@ -309,7 +309,7 @@ class Slots:
     def prefixes(self) -> list[HostPrefix]:
         """Return copies of the parked prefixes, for another context with the same weights.
 
-        What there is no memory for goes to the disk, where the last used ones matter most.
+        The last used ones come first; those that there is no memory for go to the disk.
         """
         copies: list[HostPrefix] = []
         n_bytes = self._host_cache.n_bytes

@@ -53,6 +53,7 @@ _MIN_NEW = 256  # tokens that are not on disk yet, for the saver
 _MAX_REMEMBERED = 64  # saved states
 _MAX_AHEAD = 64  # mapped files, each of which has a descriptor
 
+Buffer = bytes | bytearray | memoryview
 StateSource = bytes | bytearray | Callable[[Path], int | None]
 """A state, or what writes it into a file and returns its first byte there: it ends with the file. None: it can't."""
 
@@ -62,8 +63,8 @@ class SavedState:
     """A state that shares a prefix with a prompt."""
 
     tokens: list[int]  # with keys and values in the state
-    state: memoryview  # from llama.cpp; the memory is private, and can be changed
-    checkpoints: tuple[tuple[int, bytearray], ...] = ()  # numbers of first tokens, and the memory that can't be cut
+    state: memoryview  # from llama.cpp, like the checkpoints in memory that is private and can be written
+    checkpoints: tuple[tuple[int, memoryview], ...] = ()  # numbers of first tokens, and the memory that can't be cut
 
 
 class UnfinishedState(NamedTuple):
@@ -181,15 +182,13 @@ class KVStore:
         """Return whether a state of this size will be kept."""
         return n_bytes <= self._cap
 
-    def save(
-        self, tokens: list[int], state: StateSource, checkpoints: Sequence[tuple[int, bytes | bytearray]] = ()
-    ) -> int:
+    def save(self, tokens: list[int], state: StateSource, checkpoints: Sequence[tuple[int, Buffer]] = ()) -> int:
         """Write a state as write() and finish() do; return its bytes, 0 if it can't be saved or is over the limit."""
         unfinished = self.write(tokens, state, checkpoints)
         return self.finish(unfinished) if unfinished is not None else 0
 
     def write(
-        self, tokens: list[int], state: StateSource, checkpoints: Sequence[tuple[int, bytes | bytearray]] = ()
+        self, tokens: list[int], state: StateSource, checkpoints: Sequence[tuple[int, Buffer]] = ()
     ) -> UnfinishedState | None:
         """Write a state into a file; return None if it can't be saved.
 
@@ -231,11 +230,13 @@ class KVStore:
             if not self.fits(size):
                 _remove(path)
                 return 0
-            with path.open("r+b", buffering=0) as file:
+            with path.open("rb", buffering=0) as file:
                 checksum = _checksum(index.fields(self._key), *described)
                 of_all = _checksum_of_file(file, n_bytes, checksum)
+            if of_all is None:
+                raise OSError(f"{path} was changed")
             with path.open("ab") as file:
-                file.writelines((*described, index.fields(self._key), _CHECKSUMS.pack(checksum, of_all or 0)))
+                file.writelines((*described, index.fields(self._key), _CHECKSUMS.pack(checksum, of_all)))
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             before = self._indexes()
             # Not fsynced: after a power loss the checksum is wrong, and the state is computed again.
@@ -314,9 +315,9 @@ class KVStore:
             if index is None or _checksum_of_file(file, index.n_bytes, index.checksums[0]) != index.checksums[1]:
                 return None
             content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[: index.n_bytes]
-            end, checkpoints = index.n_bytes, list[tuple[int, bytearray]]()
+            end, checkpoints = index.n_bytes, list[tuple[int, memoryview]]()
             for length, size in reversed(index.checkpoints):
-                checkpoints.append((length, bytearray(content[end - size : end])))
+                checkpoints.append((length, content[end - size : end]))
                 end -= size
             return SavedState(list(index.tokens), content[index.start : end], tuple(reversed(checkpoints)))
         return None
@@ -410,7 +411,7 @@ class StateSaver:
         self._store = store
         self._saved = deque[list[int]](maxlen=_MAX_REMEMBERED)
         self._queue = Queue[UnfinishedState]()
-        self._queued_bytes = 0
+        self._n_written = self._n_finished = 0  # bytes; each changes in one thread only
         self._thread: threading.Thread | None = None
         self._has_failed = False
 
@@ -422,11 +423,9 @@ class StateSaver:
         """
         shared = max((common_prefix(saved, tokens) for saved in self._saved), default=0)
         is_new = len(tokens) - shared >= _MIN_NEW and shared <= most_saved * len(tokens)
-        return is_new and self._store.fits(self._queued_bytes + n_bytes)
+        return is_new and self._store.fits(self._n_written - self._n_finished + n_bytes)
 
-    def save(
-        self, tokens: list[int], state: StateSource, checkpoints: Sequence[tuple[int, bytes | bytearray]] = ()
-    ) -> None:
+    def save(self, tokens: list[int], state: StateSource, checkpoints: Sequence[tuple[int, Buffer]] = ()) -> None:
         """Write a state now, and queue it to be finished. What can't be written is not saved."""
         try:
             unfinished = self._store.write(tokens, state, checkpoints)
@@ -436,7 +435,7 @@ class StateSaver:
         if unfinished is None:
             return
         self.note_saved(tokens)
-        self._queued_bytes += unfinished.n_bytes
+        self._n_written += unfinished.n_bytes
         self._queue.put(unfinished)
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="state saver", daemon=True)
@@ -459,7 +458,7 @@ class StateSaver:
                 self._report(error)
             except MemoryError:
                 pass  # the next one may be smaller
-            self._queued_bytes -= unfinished.n_bytes
+            self._n_finished += unfinished.n_bytes
             self._queue.task_done()
 
     def _report(self, error: OSError) -> None:

@@ -263,7 +263,7 @@ class Context(Protocol):
         Keys are rotated to their new positions. The later tokens' values still depend on the dropped tokens.
         """
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """Give an empty sequence another one's first positions; return False, and leave it empty, if unsupported.
 
         Nothing is computed. A unified cache shares the cells; otherwise they are copied.
@@ -275,7 +275,7 @@ class Context(Protocol):
     def checkpoint(self, sequence_id: int) -> bytearray:
         """Return a copy of the part of a sequence's memory that forget() can't cut; empty if it can't be copied."""
 
-    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+    def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         """Cut a sequence to the `length` tokens that it had at a checkpoint; return False if that fails.
 
         A sequence for which that failed has to be emptied.

@@ -464,7 +464,7 @@ class LlamaContext:
             self.heads.lose([sequence_id])
         return True
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         if not self.shares or source in self._shifted:
             return False
         if self.unified or self.on_device:
@@ -515,7 +515,7 @@ class LlamaContext:
         del state[llama.llama_state_seq_get_data_ext(self._pointer, bytes_of(state), len(state), *where) :]
         return state
 
-    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+    def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         state, saved = SavedHeads.split(checkpoint)
         if not (self._put_checkpoint(sequence_id, state) and self.forget(sequence_id, length)):
             return False
