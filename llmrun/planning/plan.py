@@ -150,17 +150,15 @@ def make_plan(
     where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.n_ubatch) if writes_scores else plain
-    ram = split.ram + parts.compute - plain.compute
-    copies = _copy_bytes(hardware, parts, ram)
-    return Plan(
+    plan = Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
         n_batch=n_batch,
         n_ubatch=fit.preferences.n_ubatch,
         threads=threads,
         gpu_layers=split.gpu_layers,
-        memory=replace(parts, copies=copies),
-        ram_bytes=ram + copies,
+        memory=parts,
+        ram_bytes=split.ram + parts.compute - plain.compute,
         vram_bytes=split.vram,
         notes=(*context_notes, *head_notes, *cell_notes, *where_notes, *thread_notes),
         slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
@@ -171,8 +169,6 @@ def make_plan(
         draft_heads=fit.heads,
         draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells, n_opened).needed,
         checkpoint_bytes=parts.checkpoints,
-        copy_bytes=copies,
-        cell_bytes=0 if on_device or grows else cell_bytes(header, n_cells, fit.preferences.kv_type),
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
@@ -182,12 +178,25 @@ def make_plan(
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **{**fit.preferences.as_given, "flash_attention": flash_attention},
     )
+    return _with_copies(plan, fit, is_on_use=not (on_device or grows))
 
 
-def _copy_bytes(hardware: Hardware, parts: Memory, ram: int) -> int:
-    """Return the memory for copies of KV states: what is left beside a model, up to a share of its KV cache."""
-    free, limit = hardware.memory_available, parts.kv // _COPIES_SHARE
-    return max(min(limit, free - margin(free) - ram), 0) if hardware.memory_total else limit
+def _with_copies(plan: Plan, fit: _ContextFit, *, is_on_use: bool) -> Plan:
+    """Return the plan with memory for copies of KV states: what is left, up to a share of the KV cache.
+
+    Args:
+        is_on_use: the KV cache is in the machine's own memory, and a cell takes it when it is used.
+    """
+    n_bytes, free = plan.memory.kv // _COPIES_SHARE, fit.hardware.memory_available
+    if fit.hardware.memory_total:
+        n_bytes = max(min(n_bytes, free - margin(free) - plan.ram_bytes), 0)
+    return replace(
+        plan,
+        memory=replace(plan.memory, copies=n_bytes),
+        ram_bytes=plan.ram_bytes + n_bytes,
+        copy_bytes=n_bytes,
+        cell_bytes=cell_bytes(fit.header, plan.n_cells, fit.preferences.kv_type) if is_on_use else 0,
+    )
 
 
 def margin(free: int) -> int:
