@@ -40,7 +40,7 @@ class LoadedModel:
     """The components that serve one model; only `preparer` may be used beside the loop's thread.
 
     Attributes:
-        prefixes: those in the KV cache when the model was closed.
+        prefixes: copies of those in the KV cache when the context was closed for another one.
     """
 
     def __init__(
@@ -88,6 +88,8 @@ class LoadedModel:
             threads=_thread_chooser(load),
             throughput=load.throughput,
             checkpoint_bytes=load.checkpoint_bytes,
+            copy_bytes=load.copy_bytes,
+            cell_bytes=load.cell_bytes,
             prefixes=before.prefixes if before is not None else None,
         )
         self.embedder = Embedder(weights, load)
@@ -123,9 +125,13 @@ class LoadedModel:
         """The memory that llama.cpp allocated for the model, and for one that drafts for it."""
         return tuple(buffer for model in self._models for buffer in model.buffers)
 
-    def close(self) -> None:
-        """Free the contexts; `prefixes` are kept for another context with the same weights."""
-        self.prefixes = self.engine.prefixes()
+    def close(self, *, keeps_prefixes: bool = False) -> None:
+        """Free the contexts.
+
+        Args:
+            keeps_prefixes: copy them, for another context with the same weights.
+        """
+        self.prefixes = self.engine.prefixes() if keeps_prefixes else []
         self.embedder.close()
         self._contexts.close()
 

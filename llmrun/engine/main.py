@@ -448,7 +448,8 @@ class EngineProcess:
         while self._sliced:
             self._do_slice()
         began = time.perf_counter()
-        before, drafts = self._unload(), None
+        loaded = self._weights.get("model")
+        before, drafts = self._unload(keeps_prefixes=loaded is not None and loaded.is_for(load)), None
         weights = self._load_weights(load, "model")
         if load.draft is not None and not load.draft_heads:
             drafts = self._load_weights(load.draft, "draft")
@@ -471,14 +472,14 @@ class EngineProcess:
             buffers=model.buffers,
         )
 
-    def _unload(self) -> LoadedModel | None:
-        """Close the loaded model, if any, and return it."""
+    def _unload(self, *, keeps_prefixes: bool = False) -> LoadedModel | None:
+        """Close the loaded model, if any, and return it; its prefixes only stay with its weights."""
         model = self._model
         if model is not None:
             if model.engine.busy:
                 raise UsageError("the model can't be loaded again", why="it is answering")
             self._model = None
-            model.close()
+            model.close(keeps_prefixes=keeps_prefixes)
         return model
 
     def _do_job(self, job: Job | SlicedJob) -> Event | None:

@@ -248,6 +248,8 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
         n_cells=wide.n_cells,
         n_parked=wide.n_parked,
         checkpoint_bytes=wide.checkpoint_bytes,
+        copy_bytes=wide.copy_bytes,
+        cell_bytes=wide.cell_bytes,
         n_rollback=wide.n_rollback,
         draft=draft,
     )

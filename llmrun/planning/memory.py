@@ -55,11 +55,12 @@ class Memory:
     process: int  # everything else
     checkpoints: int = 0  # limit of their bytes, see engine/core/checkpoints.py
     kv_shares: tuple[float, ...] = ()  # of `kv`, in each layer
+    copies: int = 0  # limit of copies of KV states, see engine/core/slots.py; planned with what is left
 
     @property
     def needed(self) -> int:
         """The memory that must be free; otherwise the system swaps or reads the file again and again."""
-        return self.weights + self.kv + self.growth + self.compute + self.process + self.checkpoints
+        return self.weights + self.kv + self.growth + self.compute + self.process + self.checkpoints + self.copies
 
 
 def memory(
@@ -142,6 +143,11 @@ def kv_bytes(
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
     cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences, streams=streams)
     return int(cached) + (header.recurrent_bytes if n_ctx else 0)
+
+
+def cell_bytes(header: Header, n_cells: int, kv_type: str = "f16") -> int:
+    """Return the bytes that each further cell of a KV cache takes: those of layers without a window."""
+    return (kv_bytes(header, 2 * n_cells, kv_type) - kv_bytes(header, n_cells, kv_type)) // n_cells
 
 
 def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:

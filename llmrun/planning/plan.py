@@ -16,6 +16,7 @@ from llmrun.planning.memory import (
     DEVICE_BATCH,
     UBATCH,
     Memory,
+    cell_bytes,
     context_start,
     largest_context,
     memory,
@@ -43,6 +44,7 @@ _SCORES_SHARE = 16  # of memory
 # Drafted tokens of a step of a recurrent model: 4 rows. Each costs a copy of the state, and time in every step, also in
 # those without drafts: of three recurrent layers on one processor, 3 cost 18 us and 7 cost 47 us.
 _ROLLBACK = 3
+_COPIES_SHARE = 4  # copies of KV states take at most 1/N of the KV cache's memory
 _ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memory: what is free changes
 
 # Quant -> bits per weight of whole models; in order of quality.
@@ -96,6 +98,7 @@ class Plan(LoadSettings):
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
             f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
+            f"{f'copies of conversations {readable_size(parts.copies)}, ' if parts.copies else ''}"
             f"process {readable_size(parts.process)}"
         )
         drafter = "the model's prediction heads" if self.draft_heads else "the draft model"
@@ -147,7 +150,7 @@ def make_plan(
     where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.n_ubatch) if writes_scores else plain
-    return Plan(
+    plan = Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
         n_batch=n_batch,
@@ -175,6 +178,25 @@ def make_plan(
         cpu_variant=measured.cpu_variant,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
         **{**fit.preferences.as_given, "flash_attention": flash_attention},
+    )
+    return _with_copies(plan, fit, is_on_use=not (on_device or grows))
+
+
+def _with_copies(plan: Plan, fit: _ContextFit, *, is_on_use: bool) -> Plan:
+    """Return the plan with memory for copies of KV states: what is left, up to a share of the KV cache.
+
+    Args:
+        is_on_use: the KV cache is in the machine's own memory, and a cell takes it when it is used.
+    """
+    n_bytes, free = plan.memory.kv // _COPIES_SHARE, fit.hardware.memory_available
+    if fit.hardware.memory_total:
+        n_bytes = max(min(n_bytes, free - margin(free) - plan.ram_bytes), 0)
+    return replace(
+        plan,
+        memory=replace(plan.memory, copies=n_bytes),
+        ram_bytes=plan.ram_bytes + n_bytes,
+        copy_bytes=n_bytes,
+        cell_bytes=cell_bytes(fit.header, plan.n_cells, fit.preferences.kv_type) if is_on_use else 0,
     )
 
 

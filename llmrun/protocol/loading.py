@@ -17,6 +17,8 @@ class LoadSettings(EngineSettings):
     n_cells: int = 0  # cells of the KV cache: n_ctx for each sequence, or 0 for that; fewer are shared by all
     n_parked: int = 0  # prompt prefixes cached beside the sequences, where those share cells
     checkpoint_bytes: int = 0  # limit of the copies of recurrent states and sliding windows, in the machine's memory
+    copy_bytes: int = 0  # limit of the copies of KV states in the machine's memory while all cells are used, and ...
+    cell_bytes: int = 0  # ... what each cell that was never used adds to it: its memory, if that comes on use
     # Drafted tokens of a sequence in a step that a recurrent state can take back; each takes a copy of the state.
     n_rollback: int = 0
     draft_heads: bool = False  # load the layers that predict further tokens (NextN), and draft with them

@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,14 @@ class SimulatedDevice:
         time.sleep(EXPORT_SECONDS)
         return bytearray(b"x")
 
-    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
+    def state_bytes(self, sequence_id: int) -> int:
+        return 1
+
+    def write_state(self, sequence_id: int, path: Path) -> int:
+        path.write_bytes(self.state(sequence_id))
+        return 0
+
+    def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
         time.sleep(EXPORT_SECONDS)
         return True
 

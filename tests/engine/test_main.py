@@ -23,6 +23,7 @@ from support.gguf_writer import runnable_model, write
 
 import llmrun.engine.main as module
 from llmrun.engine import loaded
+from llmrun.engine.core.slots import Slots
 from llmrun.engine.core.steps import WIDTHS
 from llmrun.engine.jobs import explain
 from llmrun.engine.llama.base import Aborted
@@ -311,6 +312,20 @@ def test_a_context_is_freed_where_that_of_the_draft_model_fails(
     assert len(closed) == 2
     for weights in process._weights.values():
         weights.close()
+
+
+@pytest.mark.usefixtures("without_freeze")
+def test_prefixes_are_copied_only_where_the_weights_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, copied = EngineProcess(FakeChannel()), []  # type: ignore[arg-type, var-annotated]
+    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1, copy_bytes=1 << 30)
+    other = replace(load, path=str(write(tmp_path / "other.gguf", runnable_model())))
+    monkeypatch.setattr(Slots, "prefixes", lambda slots: copied.append(slots) or [])
+    for number, (next_load, n_copied) in enumerate([(load, 0), (replace(load, n_seq_max=2), 1), (other, 1), (load, 1)]):
+        process._load(next_load)
+        assert len(copied) == n_copied, number
+    process._unload()
+    assert len(copied) == 1
+    process._weights["model"].close()
 
 
 @pytest.mark.parametrize("projectors", [("", "/p.gguf"), ("/p.gguf", ""), ("/p.gguf", "/other.gguf")])

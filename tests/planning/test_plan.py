@@ -50,7 +50,7 @@ def test_plenty_of_memory_needs_no_words() -> None:
     plan = make_plan(SMALL, machine(), LoadPreferences())
     assert (plan.n_ctx, plan.n_batch, plan.threads, plan.gpu_layers) == (8192, 512, 4, -1)
     assert plan.notes == ()
-    assert plan.memory == memory(SMALL, 8192)
+    assert replace(plan.memory, copies=0) == memory(SMALL, 8192)
     assert (plan.ram_bytes, plan.vram_bytes) == (plan.memory.needed, 0)
 
 
@@ -77,7 +77,7 @@ HEADS = replace(SMALL, n_draft_heads=1, can_use_heads=True, has_proven_heads=Tru
 def test_prediction_heads_are_used_where_memory_allows_it() -> None:
     plan = make_plan(HEADS, machine(), LoadPreferences())
     assert plan.draft_heads
-    assert plan.memory == memory(HEADS, 8192, heads=True)
+    assert replace(plan.memory, copies=0) == memory(HEADS, 8192, heads=True)
     assert plan.draft_bytes == memory(HEADS, 8192, heads=True).needed - memory(HEADS, 8192).needed > 5 * MIB
     assert f"{readable_size(plan.draft_bytes)} of that for the model's prediction heads" in plan.summary
     without = make_plan(HEADS, machine(), LoadPreferences(draft_heads=False))
@@ -112,7 +112,7 @@ def test_heads_on_request_are_used_or_refused() -> None:
 def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
     on, off = (LoadPreferences(flash_attention=choice) for choice in ("on", "off"))
     hardware = replace(machine(), kv_on_use=True)
-    assert make_plan(SMALL, hardware, on).memory == memory(SMALL, 8192, start=8192)
+    assert replace(make_plan(SMALL, hardware, on).memory, copies=0) == memory(SMALL, 8192, start=8192)
     assert make_plan(SMALL, hardware, off).memory.growth == memory(SMALL, 8192).growth > 0
     beside_gpu = replace(machine(), gpus=(gpu(GIB),))
     assert make_plan(SMALL, beside_gpu, on).memory.growth == 0
@@ -391,13 +391,34 @@ def test_no_client_has_less_than_one_alone() -> None:
     assert alone.n_ctx - 512 <= plan.n_ctx <= plan.n_cells, "rows of logits take a little"
 
 
+@pytest.mark.parametrize("parallel", [1, 4])
+@pytest.mark.parametrize("free", [7, 8, 10, 12, 20, 30])
+def test_copies_of_conversations_take_what_is_left(free: int, parallel: int) -> None:
+    """They change no window, and with them the plan leaves as much to the rest of the system."""
+    plan = make_plan(LARGE, machine(free=free * GIB), LoadPreferences(parallel=parallel))
+    left = free * GIB - margin(free * GIB) - (plan.ram_bytes - plan.copy_bytes)
+    assert plan.copy_bytes == plan.memory.copies == max(min(plan.memory.kv // 4, left), 0)
+    assert plan.load(Path("/model.gguf")).copy_bytes == plan.copy_bytes
+    assert (f"copies of conversations {readable_size(plan.copy_bytes)}" in plan.summary) == (plan.copy_bytes > 0)
+
+
+def test_cells_that_come_on_use_lend_their_memory_to_copies() -> None:
+    on_use = replace(machine(), kv_on_use=True)
+    plan = make_plan(LARGE, on_use, LoadPreferences(parallel=2, flash_attention="on"))
+    assert plan.cell_bytes == LARGE.kv_bytes_per_token()
+    assert make_plan(LARGE, machine(), LoadPreferences(parallel=2, flash_attention="on")).cell_bytes == 0
+    assert make_plan(LARGE, on_use, LoadPreferences(parallel=2, flash_attention="off")).cell_bytes == 0
+    on_gpu = replace(on_use, gpus=(gpu(20 * GIB),))
+    assert make_plan(LARGE, on_gpu, LoadPreferences(parallel=2, flash_attention="on")).cell_bytes == 0
+
+
 def test_clients_apart_have_a_window_each_that_fits_for_all() -> None:
     facts = replace(LARGE, rope_depends_on_window=True)
     plan = make_plan(facts, machine(free=12 * GIB), LoadPreferences(parallel=4))
     assert plan.n_cells == 4 * plan.n_ctx
     assert (plan.n_ctx_start, plan.n_parked) == (plan.n_ctx, 0)
     assert plan.ram_bytes <= 12 * GIB - margin(12 * GIB)
-    assert plan.memory == memory(facts, plan.n_cells, start=plan.n_cells, sequences=4)
+    assert replace(plan.memory, copies=0) == memory(facts, plan.n_cells, start=plan.n_cells, sequences=4)
     assert f"context {plan.n_ctx:,} of 131,072 tokens" in plan.notes[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,12 +46,22 @@ class Conversation:
         adapts: bool = False,
         prefixes: list[HostPrefix] | None = None,
         threads: ThreadChooser | None = None,
+        copy_bytes: int = sys.maxsize,
+        cell_bytes: int = 0,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)
         self.clock = Clock(self.context)
         self.engine = Engine(
-            self.context, self.clock, states, draft_model, threads=threads, adapts=adapts, prefixes=prefixes
+            self.context,
+            self.clock,
+            states,
+            draft_model,
+            threads=threads,
+            adapts=adapts,
+            prefixes=prefixes,
+            copy_bytes=copy_bytes,
+            cell_bytes=cell_bytes,
         )
         self.events: list[Event] = []
 

@@ -14,6 +14,7 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from llmrun import _native
@@ -370,7 +371,7 @@ class FakeContext:
             del self._cells[sequence_id][start:end]
         return self.cuts
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """See base.Context."""
         assert self.shares
         assert not self._cells[target], "the target is not empty"
@@ -379,7 +380,7 @@ class FakeContext:
         if (not self.cuts and length < len(self._cells[source])) or not self.can_forget(source, length):
             if checkpoint is None:
                 return False
-            first, *tokens = json.loads(checkpoint)
+            first, *tokens = json.loads(bytes(checkpoint))
             assert tokens == self.cached(source)[:length], "a checkpoint of something else"
         self._first[target] = first if length else 0
         self._cells[target] = self._cells[source][:length]
@@ -400,9 +401,9 @@ class FakeContext:
         assert self.has_checkpoints
         return bytearray(json.dumps([self._first[sequence_id], *self.cached(sequence_id)]).encode())
 
-    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+    def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         """See base.Context."""
-        first, *tokens = json.loads(checkpoint)
+        first, *tokens = json.loads(bytes(checkpoint))
         assert tokens == self.cached(sequence_id)[:length], "a checkpoint of something else"
         del self._cells[sequence_id][length:]
         self._droppable.pop(sequence_id, None)
@@ -416,13 +417,26 @@ class FakeContext:
 
     def state(self, sequence_id: int) -> bytearray:
         """See base.Context."""
+        return self._state(sequence_id)
+
+    def _state(self, sequence_id: int) -> bytearray:
         cells = self._cells[sequence_id]
         adapters = cells[0].adapters if cells else ()
         window = [self._first[sequence_id]] if self._window else []
         return bytearray(json.dumps([*window, *self.cached(sequence_id), *adapters]).encode())
 
-    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
+    def state_bytes(self, sequence_id: int) -> int:
+        """See base.Context."""
+        return len(self._state(sequence_id))
+
+    def write_state(self, sequence_id: int, path: Path) -> int | None:
+        """See base.Context; a few bytes come before the state."""
+        path.write_bytes(b"before" + self._state(sequence_id))
+        return len(b"before")
+
+    def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
         """See base.Context; a state that begins with "bad" is refused."""
+        state = bytearray(state)
         self._cells[sequence_id], self._first[sequence_id] = [], 0
         self._droppable.pop(sequence_id, None)
         self._unknown.discard(sequence_id)

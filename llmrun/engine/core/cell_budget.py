@@ -26,11 +26,19 @@ class CellBudget:
         n_cells: cells in total.
         used: cells that any slot holds.
         shared: cells that more than one slot holds.
+        touched: cells that were ever used, and so have taken memory.
     """
 
-    def __init__(self, n_cells: int) -> None:
+    def __init__(self, n_cells: int, *, has_streams: bool = False) -> None:
+        """Start empty.
+
+        Args:
+            has_streams: each slot has cells of its own; else the ones that a slot has left are used again.
+        """
         self.n_cells = n_cells
-        self.used = self.shared = 0
+        self.used = self.shared = self.touched = 0
+        self._has_streams = has_streams
+        self._longest: dict[int, int] = {}  # with streams, slot -> the most tokens that it ever had
         self._pieces: dict[int, list[_Piece]] = {}
         self._blocks: dict[int, int] = {}  # block -> its longest piece
         self._numbers = itertools.count()
@@ -61,6 +69,11 @@ class CellBudget:
         last.length += n_tokens
         self._blocks[last.block] = last.length
         self.used += n_tokens
+        if not self._has_streams:
+            self.touched = max(self.touched, self.used)
+        elif (grown := self.length(slot) - self._longest.get(slot, 0)) > 0:
+            self._longest[slot] = self._longest.get(slot, 0) + grown
+            self.touched += grown
 
     def cut(self, slot: int, length: int) -> None:
         if length < self.length(slot):

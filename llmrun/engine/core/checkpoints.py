@@ -25,7 +25,7 @@ class Checkpoint(NamedTuple):
     """The memory of a sequence after `length` tokens, without keys and values that can be cut."""
 
     length: int
-    state: bytearray
+    state: bytearray | memoryview
     is_planned: bool = False  # a turn ends here, or another prompt differs from here on
 
 
@@ -65,7 +65,9 @@ class Checkpoints:
         return list(self._slots[slot])
 
     def put(self, slot: int, checkpoints: Iterable[Checkpoint]) -> None:
+        """Replace a slot's checkpoints, within the limit of all."""
         self._slots[slot] = list(checkpoints)
+        thin_out(self._all(), self._limit)
 
     def add(self, slot: int, checkpoint: Checkpoint) -> None:
         """Add a checkpoint after the slot's other ones, and remove the least useful ones beyond the limit."""
@@ -157,7 +159,7 @@ def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
             kept[:] = [checkpoint for checkpoint in kept if id(checkpoint.state) != least]
 
 
-def most_useful(checkpoints: list[Checkpoint]) -> list[tuple[int, bytearray]]:
+def most_useful(checkpoints: list[Checkpoint]) -> list[tuple[int, bytearray | memoryview]]:
     """Return lengths and states of a few checkpoints of a sequence, for the disk."""
     kept = list(checkpoints)
     thin_out([kept], _MOST_ON_DISK * max((len(checkpoint.state) for checkpoint in kept), default=0))

@@ -6,6 +6,7 @@ Owns which sequences run and which wait; must not know pipes, templates or llama
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from bisect import insort
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class Engine:
         throughput: as in loading.Load.
         adapts: requests may choose adapters.
         checkpoint_bytes: limit of all checkpoints; 0 is the default.
+        copy_bytes, cell_bytes: as in loading.LoadSettings.
         prefixes: prefixes() of the previous engine with these weights.
     """
 
@@ -72,6 +74,8 @@ class Engine:
         throughput: bool = False,
         adapts: bool = False,
         checkpoint_bytes: int = 0,
+        copy_bytes: int = sys.maxsize,
+        cell_bytes: int = 0,
         prefixes: list[HostPrefix] | None = None,
     ) -> None:
         self.can_draft = context.max_draft > 0  # drafts can be verified with this context
@@ -83,7 +87,8 @@ class Engine:
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(), 0
-        self._slots = Slots(context, states, self._rate, prefixes, checkpoint_bytes=checkpoint_bytes)
+        limits = {"checkpoint_bytes": checkpoint_bytes, "copy_bytes": copy_bytes, "cell_bytes": cell_bytes}
+        self._slots = Slots(context, states, self._rate, prefixes, **limits)
         self.prefixes, self.read_ahead = self._slots.prefixes, self._slots.read_ahead
         self.offload, self.save_parked = self._slots.offload, self._slots.save_parked
         self._numbers = itertools.count()

@@ -4,8 +4,11 @@ Owns every change of the KV cache except decode(), so that its record of cached 
 the parked prefixes. Must not know the waiting requests.
 
 No KV state is copied out of the cache while a sequence runs, because all of them would wait: a prefix that is evicted
-then is forgotten. Prefixes are copied to host memory and to the disk while the engine rests. Within the cache, what is
-copied for a new sequence takes far less time than the prefill that it saves.
+then is forgotten. Prefixes are copied to host memory and written to the disk while the engine rests. Within the cache,
+what is copied for a new sequence takes far less time than the prefill that it saves.
+
+Copies in host memory take what the plan has for them, and what it has for cells that were never used: a conversation
+that fills the cache leaves nothing of that. To the disk, a state goes without a copy.
 
 They go to host memory because in a unified KV cache on the processor, every row of a batch reads every used cell, if
 only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If each
@@ -15,8 +18,10 @@ old one.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.engine.core.cell_budget import CellBudget
@@ -28,7 +33,7 @@ from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import PromptDifference
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.states import KVStore, SavedState
+    from llmrun.engine.core.states import KVStore, SavedState, StateSource
 
 _MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
 _MIN_MOVED = 32
@@ -42,6 +47,7 @@ _MAX_MOVED_CELLS = 4096  # ... up to this length; beyond, steps are mostly atten
 # Cells copied for each token of a prefix, where all of the source has to be copied: the prefill of a token takes at
 # least 40 times as long as copying its cells, from 135M on a slow processor to 8B on a fast one.
 _MOST_COPIED = 16
+_SCATTERED_BATCHES = 2  # llama.cpp may skip this many batches of free cells, and use others
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -62,6 +68,7 @@ class HostPrefixCache:
     def __init__(self, prefixes: Sequence[HostPrefix] = ()) -> None:
         self.prefixes = list(prefixes)
         self.n_tokens = sum(len(prefix.tokens) for prefix in prefixes)
+        self.n_bytes = sum(len(prefix.state) for prefix in prefixes)
 
     def put(self, prefix: HostPrefix) -> None:
         """Add an entry, and remove the entries that are its beginning."""
@@ -70,6 +77,7 @@ class HostPrefixCache:
                 self.remove(other)
         self.prefixes.append(prefix)
         self.n_tokens += len(prefix.tokens)
+        self.n_bytes += len(prefix.state)
 
     def longest(self, tokens: list[int], salt: Salt) -> tuple[HostPrefix | None, int]:
         """Return the entry that shares the longest prefix with a prompt, and the shared length; None if none does."""
@@ -81,6 +89,7 @@ class HostPrefixCache:
     def remove(self, prefix: HostPrefix) -> None:
         self.prefixes = [other for other in self.prefixes if other is not prefix]
         self.n_tokens -= len(prefix.tokens)
+        self.n_bytes -= len(prefix.state)
 
     def pop_oldest(self) -> HostPrefix:
         prefix = self.prefixes[0]
@@ -104,14 +113,24 @@ class Slots:
         prefixes: Sequence[HostPrefix] | None = None,
         *,
         checkpoint_bytes: int = 0,
+        copy_bytes: int = sys.maxsize,
+        cell_bytes: int = 0,
     ) -> None:
+        """Start with empty slots.
+
+        Args:
+            prefixes: from prefixes() of another context with the same weights.
+            checkpoint_bytes: limit of all checkpoints; 0 is the default.
+            copy_bytes, cell_bytes: as in LoadSettings.
+        """
         self._rate = rate or PrefillRate()
         self._context = context
         self._states = states
         self.saver = states.background_saver() if states is not None else None
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
-        self.budget = CellBudget(context.n_cells)
+        self.budget = CellBudget(context.n_cells, has_streams=not context.unified)
+        self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
         self._host_cache = HostPrefixCache(prefixes or ())
         self.checkpoints = Checkpoints(
             context,
@@ -205,24 +224,28 @@ class Slots:
             self._states.forget_ahead()
 
     def _save_slot_soon(self, slot: int, most_saved: float) -> None:
-        kept = self.checkpoints.of(slot)
-        self._save_soon(self.cached[slot], self._salts[slot], lambda: self._context.state(slot), kept, most_saved)
+        tokens, n_bytes, write = self.cached[slot], self._context.state_bytes(slot), self._writer(slot)
+        self._save_soon(tokens, self._salts[slot], n_bytes, write, self.checkpoints.of(slot), most_saved)
+
+    def _writer(self, slot: int) -> StateSource:
+        return partial(self._context.write_state, slot)
 
     def _save_soon(
         self,
         tokens: list[int],
         salt: Salt,
-        read: Callable[[], bytearray],
+        n_bytes: int,
+        state: StateSource,
         checkpoints: list[Checkpoint],
         most_saved: float,
     ) -> None:
-        """Queue a prefix for the disk if that is worthwhile; only then read its state."""
-        owner = salt.owner
-        if self.saver is not None and not salt.private and self.saver.accepts(tokens, most_saved, owner=owner):
-            with suppress(LlmrunError, MemoryError):
-                state = read()
-                if state:
-                    self.saver.save(tokens, state, most_useful(checkpoints), owner=owner)
+        """Write a prefix to the disk if that is worthwhile and the file will be kept."""
+        kept, owner = most_useful(checkpoints), salt.owner
+        n_bytes += sum(len(checkpoint) for _, checkpoint in kept)
+        if self.saver is None or salt.private or not self.saver.accepts(tokens, n_bytes, most_saved, owner=owner):
+            return
+        with suppress(LlmrunError, MemoryError):
+            self.saver.save(tokens, state, kept, owner=owner)
 
     def _parked(self) -> list[int]:
         """Return idle slots that are not empty, least recently used first."""
@@ -257,9 +280,12 @@ class Slots:
     def _offload_copy(self, slot: int) -> bool:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
         tokens, limit = self.cached[slot], self.budget.n_cells // _HOST_SHARE
-        if not _MIN_RESTORED <= len(tokens) <= limit:
+        n_bytes = self._context.state_bytes(slot)
+        if not _MIN_RESTORED <= len(tokens) <= limit or n_bytes > self._copy_limit():
             return False
-        while self._host_cache.n_tokens + len(tokens) > limit:
+        while (
+            self._host_cache.n_tokens + len(tokens) > limit or self._host_cache.n_bytes + n_bytes > self._copy_limit()
+        ):
             self._discard(self._host_cache.pop_oldest())
         copy = self._copy(slot)
         if copy is not None:
@@ -276,13 +302,36 @@ class Slots:
                 return HostPrefix(tokens, state, self._salts[slot], n_prompt, is_multi_turn, checkpoints)
         return None
 
+    def _copy_limit(self) -> int:
+        """Return how many bytes copies in host memory may take: what the plan has for them, and for unused cells."""
+        unused = self.budget.n_cells - self.budget.touched - _SCATTERED_BATCHES * self._context.n_batch
+        return self._copy_bytes + self._cell_bytes * max(unused, 0)
+
+    def _limit_copies(self) -> None:
+        """Discard the oldest copies in host memory where used cells have taken their memory."""
+        while self._host_cache.n_bytes > self._copy_limit():
+            self._host_cache.pop_oldest()
+
     def prefixes(self) -> list[HostPrefix]:
-        """Return copies of all parked prefixes, for another context with the same weights."""
-        return [*self._host_cache.prefixes, *filter(None, map(self._copy, self._parked()))]
+        """Return copies of the parked prefixes, for another context with the same weights.
+
+        The last used ones come first; those that there is no memory for go to the disk.
+        """
+        copies: list[HostPrefix] = []
+        n_bytes = self._host_cache.n_bytes
+        for slot in reversed(self._parked()):
+            size = self._context.state_bytes(slot)
+            if n_bytes + size > self._copy_limit():
+                self._save_slot_soon(slot, _MOST_SAVED)
+            elif (copy := self._copy(slot)) is not None:
+                copies.append(copy)
+                n_bytes += size
+        return [*self._host_cache.prefixes, *reversed(copies)]
 
     def _discard(self, prefix: HostPrefix, most_saved: float = 1.0) -> None:
         if prefix.is_multi_turn:
-            self._save_soon(prefix.tokens, prefix.salt, lambda: prefix.state, prefix.checkpoints, most_saved)
+            state = prefix.state
+            self._save_soon(prefix.tokens, prefix.salt, len(state), state, prefix.checkpoints, most_saved)
 
     def take(self, tokens: list[int], n_prompt: int, salt: Salt, *, moves: bool) -> tuple[int, int]:
         """Assign an idle slot to a sequence, with as long a prefix of it as is cached anywhere.
@@ -325,6 +374,8 @@ class Slots:
     def append(self, slot: int, tokens: list[int]) -> None:
         self.cached[slot] += tokens
         self.budget.append(slot, len(tokens))
+        if self._host_cache.n_bytes:
+            self._limit_copies()
         self.checkpoints.record(slot, len(self.cached[slot]), self._n_prompt[slot])
 
     def truncate(self, slot: int, length: int) -> int:
@@ -350,12 +401,13 @@ class Slots:
 
     @contextmanager
     def emptied(self, slot: int) -> Iterator[bool]:
-        """Empty a slot until the context ends; yield False, and do nothing, if it could not be restored."""
+        """Empty a slot until the context ends; yield False, and do nothing, if it can't be copied to be restored."""
         tokens, state, checkpoints = self.cached[slot][:], bytearray(), self.checkpoints.of(slot)
         if tokens:
+            has_room = self._host_cache.n_bytes + self._context.state_bytes(slot) <= self._copy_limit()
             with suppress(LlmrunError, MemoryError):
-                state = self._context.state(slot)
-            if not state or self.budget.is_shared(slot, 0):
+                state = self._context.state(slot) if has_room and not self.budget.is_shared(slot, 0) else state
+            if not state:
                 yield False
                 return
             self.truncate(slot, 0)
@@ -533,7 +585,7 @@ class Slots:
                 self.saver.note_saved(saved.tokens, owner=salt.owner)
         return self._reach(slot, length)
 
-    def _load_state(self, slot: int, cached: list[int], state: bytes | bytearray, tokens: list[int]) -> int:
+    def _load_state(self, slot: int, cached: list[int], state: bytearray | memoryview, tokens: list[int]) -> int:
         """Replace a slot by a state of the cached tokens; return the number of a sequence's tokens that it holds."""
         self.truncate(slot, 0)
         with suppress(LlmrunError, MemoryError):  # it is only a cache
@@ -575,8 +627,10 @@ class Slots:
         tokens, salt = self.cached[slot], self._salts[slot]
         if self._states is None or not tokens or salt.private:
             return 0, 0
-        state, kept = self._context.state(slot), most_useful(self.checkpoints.of(slot))
-        n_bytes = self._states.save(tokens, state, kept, owner=salt.owner) if state else 0
+        if not self._states.fits(self._context.state_bytes(slot)):
+            return 0, 0
+        kept = most_useful(self.checkpoints.of(slot))
+        n_bytes = self._states.save(tokens, self._writer(slot), kept, owner=salt.owner)
         return (len(tokens), n_bytes) if n_bytes else (0, 0)
 
 

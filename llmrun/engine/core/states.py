@@ -2,47 +2,61 @@
 
 Owns the files: format, lookup by token prefix, checks, size limit and eviction. Must not know llama.cpp or the loop. A
 file is only a cache: a damaged one, or one of another model or build, is ignored, and any may be deleted at any time.
+
+No state is copied in memory on its way: it is written into its file directly, and read by mapping the file, whose pages
+the system can take back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import re
 import struct
+import sys
 import threading
+import time
 import zlib
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from io import FileIO
+from itertools import count
 from pathlib import Path
-from queue import Full, Queue
-from typing import BinaryIO, NamedTuple
+from queue import Queue
+from typing import NamedTuple
 
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.environment import lower_thread_priority
 from llmrun.system import file_identity
 
 _MAGIC = b"LLMRUNKV"
-_VERSION = 5
-# Magic, version, bytes of key and owner, tokens, checkpoints, bytes of the turns, bytes of state and checkpoints,
-# CRC-32 of what stands before the state, CRC-32 of all.
-_HEAD = struct.Struct("<8sIIIQQQQII")
+_VERSION = 6
+# The end of a file. Before it come the bytes of the index; before those the content, which is the state, behind what
+# llama.cpp writes before it, and the checkpoints.
+# Magic, version, bytes of key and owner, tokens, checkpoints, bytes of the turns, first byte of the state, bytes of
+# content.
+_FIELDS = struct.Struct("<8sIIIQQQQQ")
+_CHECKSUMS = struct.Struct("<II")  # CRC-32 of fields and index, and of these and the content
+_END_BYTES = _FIELDS.size + _CHECKSUMS.size
 _CHECKPOINT = struct.Struct("<QQ")  # tokens, bytes
 _TOKEN_BYTES = array("i").itemsize
 _SUFFIX, _UNFINISHED = ".kv", ".tmp"
 _PIECE_BYTES = 1 << 22
 _HASHES = "hashes"  # folder of the model files' hashes
+_NEW = "new"  # folder of unfinished states, whose model may not be hashed yet
 _MAX_HASHES = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_NEW = 256  # tokens that are not on disk yet, for the saver
 _MAX_REMEMBERED = 64  # saved states
-_MAX_QUEUED = 2  # states: they take as much memory as their cells
-_MAX_AHEAD = 2
+_MAX_AHEAD = 64  # mapped files, each of which has a descriptor
+
+Buffer = bytes | bytearray | memoryview
+StateSource = bytes | bytearray | Callable[[Path], int | None]
+"""A state, or what writes it into a file and returns its first byte there: it ends with the file. None: it can't."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +64,34 @@ class SavedState:
     """A state that shares a prefix with a prompt."""
 
     tokens: list[int]  # with keys and values in the state
-    state: bytes | bytearray  # from llama.cpp
-    checkpoints: tuple[tuple[int, bytearray], ...] = ()  # numbers of first tokens, and the memory that can't be cut
+    state: memoryview  # from llama.cpp, like the checkpoints in memory that is private and can be written
+    checkpoints: tuple[tuple[int, memoryview], ...] = ()  # numbers of first tokens, and the memory that can't be cut
+
+
+class UnfinishedState(NamedTuple):
+    """A state in a file that is not among the saved ones yet."""
+
+    path: Path
+    owner: str
+    tokens: list[int]
+    start: int  # first byte of the state
+    checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
+    n_bytes: int
 
 
 class _Index(NamedTuple):
-    """The part of a file before its state."""
+    """A file without its content."""
 
     owner: str  # only requests of theirs find the state
     tokens: array[int]
     checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
     turns: bytes  # of the conversation, see KVStore
-    checksum: int
+    start: int  # first byte of the state
+    n_bytes: int  # of the content
+    checksums: tuple[int, int] = (0, 0)
 
     @property
-    def head(self) -> tuple[bytes, bytes, bytes, bytes]:
+    def parts(self) -> tuple[bytes, bytes, bytes, bytes]:
         return (
             self.owner.encode(),
             self.tokens.tobytes(),
@@ -78,6 +105,10 @@ class _Index(NamedTuple):
         if cuts or shared == len(self.tokens):
             return shared
         return max((length for length, _ in self.checkpoints if length <= shared), default=0)
+
+    def fields(self, key: bytes) -> bytes:
+        counts = len(key), len(self.owner.encode()), len(self.tokens), len(self.checkpoints), len(self.turns)
+        return _FIELDS.pack(_MAGIC, _VERSION, *counts, self.start, self.n_bytes)
 
 
 _Identity = tuple[str, int, int]  # name, inode and bytes of a state's file: a file is replaced, never changed
@@ -102,7 +133,8 @@ class KVStore:
         self._folder, self._key = folder, b""
         self._lock = threading.Lock()  # of what follows
         self._opened: dict[_Identity, _Index | None] = {}  # of the files in the folder
-        self._ahead: dict[_Identity, SavedState] = {}  # read before they are asked for
+        self._ahead: dict[_Identity, SavedState] = {}  # checked before they are asked for
+        self._numbers = count()
         self._is_known = False
         self._is_open()
 
@@ -124,14 +156,13 @@ class KVStore:
                 saved = self._ahead.pop(identity, None)
             saved = saved or self._read(path)
             if saved is not None:
-                with contextlib.suppress(OSError):
-                    os.utime(path)
+                _mark_used(path, self._root.glob("*/*" + _SUFFIX))
                 return saved
             _remove(path)
         return None
 
     def read_ahead(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> None:
-        """Read the state that find() will return, in a thread that holds nothing up."""
+        """Read and check the file of the state that find() will return, in a thread that holds nothing up."""
         for path, identity in self._candidates(prompt, longer_than, cuts=cuts, owner=owner):
             if identity not in self._ahead and (saved := self._read(path)) is not None:
                 with self._lock:
@@ -153,51 +184,89 @@ class KVStore:
         reach = [(index.reach(wanted, cuts=cuts), path, identity) for path, identity, index in owned]
         return [(path, identity) for length, path, identity in sorted(reach, reverse=True) if length > longer_than]
 
+    def fits(self, n_bytes: int) -> bool:
+        """Return whether a state of this size will be kept."""
+        return n_bytes <= self._cap
+
     def save(
         self,
         tokens: list[int],
-        state: bytes | bytearray,
-        checkpoints: Sequence[tuple[int, bytes | bytearray]] = (),
+        state: StateSource,
+        checkpoints: Sequence[tuple[int, Buffer]] = (),
         *,
         owner: str = "",
     ) -> int:
-        """Write an owner's state and delete those of its prefixes; return its bytes, 0 if it is larger than the limit.
+        """Write a state as write() and finish() do; return its bytes, 0 if it can't be saved or is over the limit."""
+        unfinished = self.write(tokens, state, checkpoints, owner=owner)
+        return self.finish(unfinished) if unfinished is not None else 0
+
+    def write(
+        self,
+        tokens: list[int],
+        state: StateSource,
+        checkpoints: Sequence[tuple[int, Buffer]] = (),
+        *,
+        owner: str = "",
+    ) -> UnfinishedState | None:
+        """Write an owner's state into a file; return None if it can't be saved.
+
+        Raises:
+            OSError: the file can't be written; no part of it remains.
+        """
+        folder = self._root / _NEW
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{next(self._numbers)}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}"
+        with _removed_on_failure(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # others may not read it
+            if isinstance(state, (bytes, bytearray)):
+                start = path.write_bytes(state) - len(state)
+            elif (written := state(path)) is None:
+                _remove(path)
+                return None
+            else:
+                start = written
+            with path.open("ab") as file:
+                file.writelines(content for _, content in checkpoints)
+            sizes = tuple((length, len(content)) for length, content in checkpoints)
+            return UnfinishedState(path, owner, list(tokens), start, sizes, path.stat().st_size)
+
+    def finish(self, unfinished: UnfinishedState) -> int:
+        """Make a written state a saved one and delete those of its prefixes; return its bytes, 0 if over the limit.
 
         The first time, the model's files are hashed, which takes a second for each few gigabytes.
 
         Raises:
             OSError: the file can't be written; no part of it remains. Or a model file was changed since it was loaded.
         """
-        self._state_key.compute()
-        self._is_open()
-        sizes = tuple((length, len(state_bytes)) for length, state_bytes in checkpoints)
-        whole = _Index(owner, array("i", tokens), sizes, self.turns_of(tokens), 0)
-        described = self._key, *whole.head
-        content = state, *(each for _, each in checkpoints)
-        checksums, n_bytes = (_checksum(*described), _checksum(*described, *content)), sum(map(len, content))
-        head = _HEAD.pack(
-            _MAGIC,
-            _VERSION,
-            len(self._key),
-            len(described[1]),
-            len(tokens),
-            len(sizes),
-            len(described[-1]),
-            n_bytes,
-            *checksums,
-        )
-        size = len(head) + sum(map(len, described)) + n_bytes
-        if size > self._cap:
-            return 0
-        kept = {length for length, _ in sizes} | {len(tokens)}
-        for path, _, index in self._indexes():
-            is_prefix = index.owner == owner and common_prefix(index.tokens, whole.tokens) == len(index.tokens)
-            if is_prefix and (not sizes or len(index.tokens) in kept):
+        path, owner, tokens, start, sizes, n_bytes = unfinished
+        with _removed_on_failure(path):
+            self._state_key.compute()
+            self._is_open()
+            index = _Index(owner, array("i", tokens), sizes, self.turns_of(tokens), start, n_bytes)
+            described = self._key, *index.parts
+            size = n_bytes + sum(map(len, described)) + _END_BYTES
+            if not self.fits(size):
                 _remove(path)
-        self._make_room(size)
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._folder / (hashlib.sha256(b"|".join(described[1:3])).hexdigest()[:32] + _SUFFIX)
-        _write(path, (head, *described, *content))
+                return 0
+            with path.open("rb", buffering=0) as file:
+                checksum = _checksum(index.fields(self._key), *described)
+                of_all = _checksum_of_file(file, n_bytes, checksum)
+            if of_all is None:
+                raise OSError(f"{path} was changed")
+            with path.open("ab") as file:
+                file.writelines((*described, index.fields(self._key), _CHECKSUMS.pack(checksum, of_all)))
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            before = self._indexes()
+            # Not fsynced: after a power loss the checksum is wrong, and the state is computed again.
+            target = self._folder / (hashlib.sha256(b"|".join(described[1:3])).hexdigest()[:32] + _SUFFIX)
+            path.replace(target)
+        _mark_used(target, self._root.glob("*/*" + _SUFFIX))
+        kept = {length for length, _ in sizes} | {len(tokens)}
+        for other, _, found in before:
+            is_prefix = found.owner == owner and common_prefix(found.tokens, index.tokens) == len(found.tokens)
+            if is_prefix and other != target and (not sizes or len(found.tokens) in kept):
+                _remove(other)
+        self._remove_beyond_limit(target)
         return size
 
     def saved_turns(self) -> Iterator[tuple[list[int], bytes]]:
@@ -219,7 +288,7 @@ class KVStore:
                     if identity in before:
                         index = before[identity]
                     else:
-                        with path.open("rb") as file:
+                        with path.open("rb", buffering=0) as file:
                             index = self._open(file)
                     self._opened[identity] = index
                     if index is not None:
@@ -233,61 +302,64 @@ class KVStore:
             return [entry for entry in entries if entry.name.endswith(_SUFFIX)]
         return []
 
-    def _open(self, file: BinaryIO | FileIO) -> _Index | None:
-        """Return the index of a valid file, which is left open at its state; None for any other."""
-        head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
+    def _open(self, file: FileIO) -> _Index | None:
+        """Return the index of a valid file, None for any other."""
+        size = os.fstat(file.fileno()).st_size
+        if size < _END_BYTES:
             return None
-        magic, version, key_bytes, owner_bytes, n_tokens, n_checkpoints, n_turns, n_bytes, of_index, checksum = (
-            _HEAD.unpack(head)
+        file.seek(size - _END_BYTES)
+        end = _next_bytes(file, _END_BYTES)
+        magic, version, key_bytes, owner_bytes, n_tokens, n_checkpoints, n_turns, start, n_bytes = _FIELDS.unpack_from(
+            end
         )
         if (magic, version, key_bytes) != (_MAGIC, _VERSION, len(self._key)):
             return None
         index_bytes = key_bytes + owner_bytes + n_tokens * _TOKEN_BYTES + n_checkpoints * _CHECKPOINT.size + n_turns
-        if _HEAD.size + index_bytes + n_bytes != os.fstat(file.fileno()).st_size:
+        if n_bytes + index_bytes + _END_BYTES != size:
             return None
-        if file.read(key_bytes) != self._key:
+        file.seek(n_bytes)
+        if _next_bytes(file, key_bytes) != self._key:
             return None
-        owner, tokens = file.read(owner_bytes).decode(errors="replace"), array("i")
-        tokens.frombytes(file.read(n_tokens * _TOKEN_BYTES))
-        checkpoints = _CHECKPOINT.iter_unpack(file.read(n_checkpoints * _CHECKPOINT.size))
-        sizes = tuple((length, size) for length, size in checkpoints)
-        index = _Index(owner, tokens, sizes, file.read(n_turns), checksum)
-        return index if _checksum(self._key, *index.head) == of_index else None
+        owner, tokens = _next_bytes(file, owner_bytes).decode(errors="replace"), array("i")
+        tokens.frombytes(_next_bytes(file, n_tokens * _TOKEN_BYTES))
+        sizes = tuple(_CHECKPOINT.iter_unpack(_next_bytes(file, n_checkpoints * _CHECKPOINT.size)))
+        checksums = _CHECKSUMS.unpack_from(end, _FIELDS.size)
+        index = _Index(owner, tokens, sizes, _next_bytes(file, n_turns), start, n_bytes, checksums)
+        is_whole = _checksum(index.fields(self._key), self._key, *index.parts) == checksums[0]
+        return index if is_whole and start + sum(size for _, size in sizes) <= n_bytes else None
 
     def _read(self, path: Path) -> SavedState | None:
+        """Check a file and map its state. The pages are the file's: the system can take them back."""
         with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
             index = self._open(file)
-            if index is None:
+            if index is None or _checksum_of_file(file, index.n_bytes, index.checksums[0]) != index.checksums[1]:
                 return None
-            n_bytes = os.fstat(file.fileno()).st_size - file.tell()
-            sizes = [size for _, size in index.checkpoints]
-            if n_bytes < sum(sizes):
-                return None
-            contents = [bytearray(size) for size in (n_bytes - sum(sizes), *sizes)]
-            is_whole = all(map(partial(_fill, file), contents))
-            if is_whole and _checksum(self._key, *index.head, *contents) == index.checksum:
-                lengths = (length for length, _ in index.checkpoints)
-                return SavedState(list(index.tokens), contents[0], tuple(zip(lengths, contents[1:], strict=True)))
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[: index.n_bytes]
+            end, checkpoints = index.n_bytes, list[tuple[int, memoryview]]()
+            for length, size in reversed(index.checkpoints):
+                checkpoints.append((length, content[end - size : end]))
+                end -= size
+            return SavedState(list(index.tokens), content[index.start : end], tuple(reversed(checkpoints)))
         return None
 
-    def _make_room(self, needed: int) -> None:
-        """Delete the least recently used states of any model, and unfinished files of dead processes."""
-        files: list[tuple[float, int, Path]] = []
+    def _remove_beyond_limit(self, newest: Path) -> None:
+        """Delete the least recently used other states of any model, and unfinished files of dead processes."""
+        files: list[tuple[int, int, Path]] = []
         for path in self._root.glob("*/*"):
-            if path.suffix == _UNFINISHED and not _is_alive(path):
-                _remove(path)
-            if path.parent.name == _HASHES:  # without its hash, a model has no states
-                continue
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                files.append((status.st_mtime, status.st_size, path))
+            if path.suffix == _UNFINISHED:
+                if not _is_alive(path):
+                    _remove(path)
+            elif path.parent.name != _HASHES:  # without its hash, a model has no states
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    files.append((status.st_mtime_ns, status.st_size, path))
         used = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
-            if used + needed <= self._cap:
+            if used <= self._cap:
                 return
-            _remove(path)
-            used -= size
+            if path != newest:
+                _remove(path)
+                used -= size
 
 
 class StateKey:
@@ -313,24 +385,26 @@ class StateKey:
         return None if None in hashes else " ".join((*filter(None, hashes), self._rest))
 
     def compute(self) -> None:
-        """Hash the files that were never hashed.
+        """Hash the files that were never hashed, and check that the others are those that were loaded.
 
         Raises:
             OSError: a file can't be read, or was changed since it was loaded.
         """
         for path, identity in self._files:
+            _check_identity(path, identity)
             if self._known(path, identity) is not None:
                 continue
             digest = hashlib.sha256()
             with path.open("rb") as file:
                 while piece := file.read(_PIECE_BYTES):
                     digest.update(piece)
-            if file_identity(path) != identity:
-                raise OSError(f"{path} was changed since it was loaded")
+            _check_identity(path, identity)
             self._hashes[identity] = digest.hexdigest()
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with contextlib.suppress(OSError):
-                _write(self._remembered(identity), (digest.hexdigest().encode(),))
+                remembered = self._remembered(identity)
+                _write(remembered, digest.hexdigest().encode())
+                _mark_used(remembered, self._folder.glob("*" + _SUFFIX))
                 for old in sorted(self._folder.glob("*" + _SUFFIX), key=_used_at)[:-_MAX_HASHES]:
                     _remove(old)
 
@@ -343,7 +417,7 @@ class StateKey:
                 text = self._remembered(identity).read_text(encoding="ascii")
                 if _SHA256.fullmatch(text):
                     self._hashes[identity] = text
-                    os.utime(self._remembered(identity))
+                    _mark_used(self._remembered(identity), self._folder.glob("*" + _SUFFIX))
         return self._hashes.get(identity)
 
     def _remembered(self, identity: str) -> Path:
@@ -351,16 +425,18 @@ class StateKey:
 
 
 class StateSaver:
-    """A background thread that writes states into a store, so that the loop does not wait for files."""
+    """A background thread that finishes the states of a store: it hashes model files and computes checksums."""
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
         self._saved = deque[tuple[str, list[int]]](maxlen=_MAX_REMEMBERED)  # owners, and tokens
-        self._queue = Queue[Callable[[], int]](_MAX_QUEUED)
+        self._queue = Queue[UnfinishedState]()
+        self._n_written = self._n_finished = 0  # bytes; each changes in one thread only
         self._thread: threading.Thread | None = None
+        self._has_failed = False
 
-    def accepts(self, tokens: list[int], most_saved: float = 1.0, *, owner: str = "") -> bool:
-        """Return whether enough of these tokens of an owner are not on disk yet, and the queue has space.
+    def accepts(self, tokens: list[int], n_bytes: int, most_saved: float = 1.0, *, owner: str = "") -> bool:
+        """Return whether enough of these tokens of an owner are not on disk yet, and a state of this size will be kept.
 
         Args:
             most_saved: share of the tokens that may be on disk.
@@ -368,22 +444,29 @@ class StateSaver:
         own = (saved for each, saved in self._saved if each == owner)
         shared = max((common_prefix(saved, tokens) for saved in own), default=0)
         is_new = len(tokens) - shared >= _MIN_NEW and shared <= most_saved * len(tokens)
-        return is_new and not self._queue.full()
+        return is_new and self._store.fits(self._n_written - self._n_finished + n_bytes)
 
     def save(
         self,
         tokens: list[int],
-        state: bytearray,
-        checkpoints: Sequence[tuple[int, bytearray]] = (),
+        state: StateSource,
+        checkpoints: Sequence[tuple[int, Buffer]] = (),
         *,
         owner: str = "",
     ) -> None:
-        """Queue a state for writing; discard it if the queue is full."""
+        """Write a state now, and queue it to be finished. What can't be written is not saved."""
+        try:
+            unfinished = self._store.write(tokens, state, checkpoints, owner=owner)
+        except OSError as error:
+            self._report(error)
+            return
+        if unfinished is None:
+            return
         self.note_saved(tokens, owner=owner)
-        with contextlib.suppress(Full):
-            self._queue.put_nowait(partial(self._store.save, list(tokens), state, checkpoints, owner=owner))
+        self._n_written += unfinished.n_bytes
+        self._queue.put(unfinished)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._write, name="state saver", daemon=True)
+            self._thread = threading.Thread(target=self._finish, name="state saver", daemon=True)
             self._thread.start()
 
     def note_saved(self, tokens: list[int], *, owner: str = "") -> None:
@@ -393,48 +476,89 @@ class StateSaver:
     def wait(self) -> None:
         self._queue.join()
 
-    def _write(self) -> None:
+    def _finish(self) -> None:
         lower_thread_priority()  # hashing a model's files takes seconds
         while True:
-            save = self._queue.get()
-            with contextlib.suppress(OSError, MemoryError):  # the next one may be smaller
-                save()
-            del save  # with its state, before the thread waits for the next one
+            unfinished = self._queue.get()
+            try:
+                self._store.finish(unfinished)
+            except OSError as error:
+                self._report(error)
+            except MemoryError:
+                pass  # the next one may be smaller
+            self._n_finished += unfinished.n_bytes
             self._queue.task_done()
 
-
-def _fill(file: FileIO, content: bytearray) -> bool:
-    """Read a file's next bytes; return False if it ends before."""
-    view = memoryview(content)
-    while view and (n_bytes := file.readinto(view)):
-        view = view[n_bytes:]
-    return not view
+    def _report(self, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            sys.stderr.write(f"llmrun: a KV state was not saved; older ones stay: {error}\n")
 
 
-def _used_at(path: Path) -> float:
+def _check_identity(path: Path, identity: str) -> None:
+    if file_identity(path) != identity:
+        raise OSError(f"{path} was changed since it was loaded")
+
+
+def _next_bytes(file: FileIO, n_bytes: int) -> bytes:
+    """Read a file's next bytes, fewer at its end."""
+    pieces = list[bytes]()
+    while n_bytes and (piece := file.read(n_bytes)):
+        pieces.append(piece)
+        n_bytes -= len(piece)
+    return b"".join(pieces)
+
+
+def _mark_used(path: Path, others: Iterable[Path]) -> None:
+    """Make a file the last used one of all, also after the clock was set back."""
+    newest = max((_used_at(other) for other in others if other != path), default=0)
+    now = max(time.time_ns(), newest + 1)
     with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+        os.utime(path, ns=(now, now))
 
 
-def _checksum(*parts: bytes | bytearray) -> int:
+def _used_at(path: Path) -> int:
+    """Return when a file was used, in nanoseconds; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns
+    return 0
+
+
+def _checksum(*parts: bytes) -> int:
     value = 0
     for part in parts:
         value = zlib.crc32(part, value)
     return value
 
 
-def _write(target: Path, parts: Sequence[bytes | bytearray]) -> None:
-    temporary = target.with_name(f"{target.stem}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}")
+def _checksum_of_file(file: FileIO, n_bytes: int, value: int) -> int | None:
+    """Return the CRC-32 of a file's first bytes after another one; None if the file is shorter."""
+    file.seek(0)
+    buffer = memoryview(bytearray(min(_PIECE_BYTES, n_bytes)))
+    while n_bytes:
+        n_read = file.readinto(buffer[:n_bytes])
+        if not n_read:
+            return None
+        value = zlib.crc32(buffer[:n_read], value)
+        n_bytes -= n_read
+    return value
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
     try:
-        # Not fsynced: after a power loss the checksum is wrong, and the state is computed again.
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            for part in parts:
-                file.write(part)
-        temporary.replace(target)
+        yield
     except BaseException:
-        _remove(temporary)
+        _remove(path)
         raise
+
+
+def _write(target: Path, content: bytes) -> None:
+    temporary = target.with_name(f"{target.stem}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}")
+    with _removed_on_failure(temporary):
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+        temporary.replace(target)
 
 
 def _is_alive(unfinished: Path) -> bool:

@@ -84,10 +84,17 @@ def _measure_drafts(
 
 
 def _restoring(context: Context, slots: Slots, slot: int) -> Callable[[], object]:
-    """Return what cuts a slot to the tokens that it has now; it raises Aborted if they are lost."""
+    """Return what cuts a slot to the tokens that it has now; it raises Aborted if they are lost.
+
+    Raises:
+        Aborted: there is no memory for a copy.
+    """
     depth = len(slots.cached[slot])
     # Of a memory that can't be cut: otherwise the first token of each step would stay.
-    state = context.checkpoint(slot) if context.has_checkpoints else bytearray()
+    try:
+        state = context.checkpoint(slot) if context.has_checkpoints else bytearray()
+    except MemoryError:
+        raise Aborted from None
 
     def restore() -> None:
         if not (context.forget(slot, depth) or (state and context.go_back(slot, state, depth))):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ class _ReusableState:
     load_ns: int
     context: BenchContext | None = None
     depth: int = 0  # tokens in `state`
-    state: bytes = b""
+    state: bytearray = field(default_factory=bytearray)
 
     def drop_context(self) -> None:
         if self.context is not None:
@@ -203,7 +203,7 @@ def _fill(cached: _ReusableState, context: BenchContext, depth: int, report: Rep
     report(BenchUpdate("depth"))
     context.context.clear()
     context.do(context.prompt(depth))
-    cached.depth, cached.state = depth, bytes(context.context.state(0))
+    cached.depth, cached.state = depth, context.context.state(0)
 
 
 def _measure_chat(

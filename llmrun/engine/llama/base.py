@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from llmrun import _native
@@ -281,7 +282,7 @@ class Context(Protocol):
         Keys are rotated to their new positions. The later tokens' values still depend on the dropped tokens.
         """
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """Give an empty sequence another one's first positions; return False, and leave it empty, if unsupported.
 
         Nothing is computed. A unified cache shares the cells; otherwise they are copied.
@@ -296,14 +297,30 @@ class Context(Protocol):
     def checkpoint(self, sequence_id: int) -> bytearray:
         """Return a copy of the part of a sequence's memory that forget() can't cut; empty if it can't be copied."""
 
-    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
+    def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         """Cut a sequence to the `length` tokens that it had at a checkpoint; return False if that fails.
 
         A sequence for which that failed has to be emptied.
         """
 
+    def state_bytes(self, sequence_id: int) -> int:
+        """Return the size of a sequence's state(), without making it."""
+
     def state(self, sequence_id: int) -> bytearray:
         """Return a sequence's part of the KV cache, for set_state() of the same model and build."""
 
-    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
-        """Replace a sequence by the state() of n_tokens tokens; return False, and leave it empty, if that fails."""
+    def write_state(self, sequence_id: int, path: Path) -> int | None:
+        """Write a sequence's state() into a file without a copy in memory.
+
+        Returns:
+            The first byte of the state, which ends with the file; None if it can't be saved.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+
+    def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
+        """Replace a sequence by the state() of n_tokens tokens; return False, and leave it empty, if that fails.
+
+        The memory of the state is used, and is as before at the end.
+        """

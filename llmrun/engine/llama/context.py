@@ -6,10 +6,12 @@ The only owner of a llama_context and its settings; must not know chat, sampling
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 from llmrun import _native
 from llmrun.engine.llama.base import (
@@ -48,8 +50,13 @@ _STEP = 256  # cells; the size of a stream is a multiple
 # precision; llama.cpp computes over multiples of 256 cells.
 _SPLIT_FROM = 256
 _SPLIT_TYPES = {("f16", "f16"), ("f32", "f32")}
-# A sequence's state: a magic number, the number of streams, then for each stream its number of cells and the cells.
-_MAGIC_BYTES, _COUNT = 8, struct.Struct("=I")
+# A sequence's state: a magic number and its id, the number of streams, then for each stream its number of cells and the
+# cells. In a file, other numbers come instead of the first two.
+_MAGIC, _COUNT, _STATE_MAGIC = struct.Struct("=Ii"), struct.Struct("=I"), 0xAF143CD8  # io_magic in llama-context.cpp
+# state() has one stream, and zeros after it: the counts of the other streams where it is set.
+_MOST_STREAMS = 256
+_OTHER_STREAMS = bytes(_COUNT.size * (_MOST_STREAMS - 1))
+_FILE_HEADER = 12  # bytes that llama.cpp writes before a state: magic, version, number of tokens
 _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 
@@ -121,7 +128,7 @@ class LlamaContext:
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
         self._open(self._initial_room())
-        empty = _MAGIC_BYTES + _COUNT.size * (1 + self.n_seq_max)
+        empty = _MAGIC.size + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
             self.close()  # not the plain cache whose format _state() converts
             self._set_layout(has_streams=False)
@@ -497,7 +504,7 @@ class LlamaContext:
             self.heads.lose([sequence_id])
         return True
 
-    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | None = None) -> bool:
+    def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         if not self.shares or source in self._shifted:
             return False
         if self.unified or self.on_device:
@@ -559,16 +566,15 @@ class LlamaContext:
         del state[llama.llama_state_seq_get_data_ext(self._pointer, bytes_of(state), len(state), *where) :]
         return state
 
-    def go_back(self, sequence_id: int, checkpoint: bytearray, length: int) -> bool:
-        found, saved = SavedHeads.split(checkpoint)
-        state = found if isinstance(found, bytearray) else bytearray(found)
+    def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
+        state, saved = SavedHeads.split(checkpoint)
         if not (self._put_checkpoint(sequence_id, state) and self.forget(sequence_id, length)):
             return False
         if self.heads is not None:
             self.heads.go_back(sequence_id, saved)
         return True
 
-    def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray) -> bool:
+    def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray | memoryview) -> bool:
         source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
         is_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint)
         if is_restored and self._rollback is not None:
@@ -577,32 +583,58 @@ class LlamaContext:
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
-        # A state does not include pending shifts and copies, nor the positions of images.
-        is_pending = sequence_id in self._shifted or sequence_id in self._copying
-        if is_pending or self._positions.differ(sequence_id):
+        if not self._has_state(sequence_id):
             return bytearray()
         state = self._state(sequence_id)
         return self.heads.saved(sequence_id, is_whole=True).appended_to(state) if self.heads is not None else state
 
+    def _has_state(self, sequence_id: int) -> bool:
+        """Return whether a state includes all: it lacks pending shifts and copies, and the positions of images."""
+        is_pending = sequence_id in self._shifted or sequence_id in self._copying
+        return not (is_pending or self._positions.differ(sequence_id))
+
+    def state_bytes(self, sequence_id: int) -> int:
+        """Return the size of state(), at most: the zeros after it are few."""
+        n_bytes = int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id)) + len(_OTHER_STREAMS)
+        return n_bytes + (self.heads.state_bytes(sequence_id) if self.heads is not None else 0)
+
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
-        state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
-        copied = llama.llama_state_seq_get_data(self._pointer, bytes_of(state), len(state), sequence_id)
-        del state[copied:]
-        if self._is_streamed:  # convert to the only stream: remove the other streams' counts, which are 0
-            magic = state[:_MAGIC_BYTES]
-            del state[len(state) - _COUNT.size * (self.n_seq_max - 1 - sequence_id) :]
+        n_bytes = llama.llama_state_seq_get_size(self._pointer, sequence_id)
+        state = bytearray(n_bytes + len(_OTHER_STREAMS))
+        if llama.llama_state_seq_get_data(self._pointer, bytes_of(state), n_bytes, sequence_id) != n_bytes:
+            return bytearray()
+        if self._is_streamed:  # convert to the only stream: remove the counts of the streams before it, which are 0
+            magic = state[: _MAGIC.size]
             del state[: _COUNT.size * sequence_id]
-            state[: _MAGIC_BYTES + _COUNT.size] = magic + _COUNT.pack(1)
+            state[: _MAGIC.size + _COUNT.size] = magic + _COUNT.pack(1)
         return state
 
-    def set_state(self, sequence_id: int, state: bytes | bytearray, n_tokens: int) -> bool:
+    def write_state(self, sequence_id: int, path: Path) -> int | None:
+        if not self._has_state(sequence_id):
+            return None
+        n_bytes = self._llama.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence_id, None, 0)
+        if not n_bytes or n_bytes != path.stat().st_size:  # llama.cpp does not say why, nor that closing it failed
+            raise OSError(f"llama.cpp could not write {path}: the disk may be full")
+        start = _FILE_HEADER - _MAGIC.size + (_COUNT.size * sequence_id if self._is_streamed else 0)
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(_MAGIC.pack(_STATE_MAGIC, sequence_id))
+            if self._is_streamed:  # convert as _state() does
+                file.write(_COUNT.pack(1))
+            file.seek(0, os.SEEK_END)
+            file.write(_OTHER_STREAMS)
+            if self.heads is not None:
+                file.writelines(self.heads.saved(sequence_id, is_whole=True).parts)
+        return start
+
+    def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
         """Replace a sequence's state; never raises, because a failure is only a cache miss."""
         if n_tokens > self.n_ctx or sequence_id in self._copying:
             return False
         self.forget(sequence_id, 0)
-        state, saved = SavedHeads.split(state)
-        while not self._put_state(sequence_id, state):
+        target, saved = SavedHeads.split(state)
+        while not self._put_state(sequence_id, target):
             self.forget(sequence_id, 0)
             used = self._used() if self.unified else 0
             if self._room >= min(self._max_room, used + n_tokens) or self._shifted:
@@ -615,20 +647,18 @@ class LlamaContext:
             self.heads.restore(sequence_id, saved)
         return True
 
-    def _put_state(self, sequence_id: int, state: bytes | bytearray) -> bool:
-        header = _MAGIC_BYTES + _COUNT.size
-        if len(state) < header:
+    def _put_state(self, sequence_id: int, state: memoryview) -> bool:
+        if len(state) < _MAGIC.size + _COUNT.size + len(_OTHER_STREAMS):
             return False
         if self._is_streamed:
-            others = bytes(_COUNT.size * (self.n_seq_max - 1))
-            view = memoryview(state)
-            state = b"".join((view[:_MAGIC_BYTES], _COUNT.pack(self.n_seq_max), view[header:], others))
-        buffer = bytes_of(state) if isinstance(state, bytearray) else ctypes.c_char_p(state)
-        pointer = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8))
-        copied = self._llama.llama_state_seq_set_data(self._pointer, pointer, len(state), sequence_id)
+            _COUNT.pack_into(state, _MAGIC.size, self.n_seq_max)
+        n_read = self._llama.llama_state_seq_set_data(self._pointer, bytes_of(state), len(state), sequence_id)
+        if self._is_streamed:
+            _COUNT.pack_into(state, _MAGIC.size, 1)
         if self._rollback is not None:
             self._rollback.replaced(sequence_id)
-        return bool(copied == len(state))
+        # What is left is some of the zeros.
+        return bool(n_read) and len(state) - n_read <= 2 * len(_OTHER_STREAMS) and not any(state[n_read:])
 
     def _used(self) -> int:
         """Return the maximum number of cells in use: shared cells count for each sequence."""

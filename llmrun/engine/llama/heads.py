@@ -39,24 +39,29 @@ _MAGIC = b"LLMRUNH1"
 class SavedHeads(NamedTuple):
     """The heads' state of a sequence, as it is saved with the target's state."""
 
-    state: bytes | bytearray = b""  # from llama.cpp; empty for a checkpoint of the target
+    state: bytearray | memoryview = bytearray()  # from llama.cpp; empty for a checkpoint of the target
     before: bytes = b""  # hidden state of the last position
     start: int = 0  # first position with a cell
     n_positions: int = _UNKNOWN
 
+    @property
+    def parts(self) -> tuple[bytearray | memoryview, bytes, bytes]:
+        """What follows the target's state."""
+        footer = _FOOTER.pack(_MAGIC, len(self.state), len(self.before), self.start, self.n_positions)
+        return self.state, self.before, footer
+
     def appended_to(self, state: bytearray) -> bytearray:
         """Return the target's state with this one after it."""
-        if state:
-            state += self.state
-            state += self.before
-            state += _FOOTER.pack(_MAGIC, len(self.state), len(self.before), self.start, self.n_positions)
+        for part in self.parts if state else ():
+            state += part
         return state
 
     @classmethod
-    def split(cls, state: bytes | bytearray) -> tuple[bytes | bytearray, SavedHeads]:
-        """Return the target's state, and what follows it."""
+    def split(cls, state: bytearray | memoryview) -> tuple[memoryview, SavedHeads]:
+        """Return the target's state, and what follows it, without copies."""
+        state = memoryview(state)
         end = len(state) - _FOOTER.size
-        if end < 0 or not state.startswith(_MAGIC, end):
+        if end < 0 or state[end : end + len(_MAGIC)] != _MAGIC:
             return state, cls()
         _, n_state, n_before, start, n_positions = _FOOTER.unpack_from(state, end)
         middle, begin = end - n_before, end - n_before - n_state
@@ -219,6 +224,10 @@ class PredictionHeads:
             found.start, found.length, found.n_positions, newest, found.before, list(found.waiting)
         )
 
+    def state_bytes(self, sequence_id: int) -> int:
+        """Return the size of what saved() returns for the whole sequence, about."""
+        return int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id))
+
     def saved(self, sequence_id: int, *, is_whole: bool) -> SavedHeads:
         """Return what to save with the target's state, or with a checkpoint of it."""
         cells = self._cells[sequence_id]
@@ -240,7 +249,7 @@ class PredictionHeads:
         self.lose([sequence_id])
         if not self.is_on or saved.n_positions == _UNKNOWN or len(saved.before) not in (0, self._row_bytes):
             return
-        data = bytearray(saved.state)
+        data = saved.state
         n_read = self._llama.llama_state_seq_set_data(self._pointer, bytes_of(data), len(data), sequence_id)
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
         if n_read == len(data) and last + 1 in (saved.n_positions, 0):

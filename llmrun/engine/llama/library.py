@@ -167,8 +167,8 @@ def _exported(library: Any, *names: str) -> Any:
     return None
 
 
-def bytes_of(data: bytearray) -> Any:
-    """Return a bytearray's memory for llama.cpp, without a copy."""
+def bytes_of(data: bytearray | memoryview) -> Any:
+    """Return the memory of bytes that can be written for llama.cpp, without a copy."""
     return (ctypes.c_uint8 * len(data)).from_buffer(data)
 
 

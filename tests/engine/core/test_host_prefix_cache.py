@@ -109,6 +109,60 @@ def test_the_oldest_goes_where_there_is_no_room_for_all() -> None:
     assert [talk.started(request).reused_tokens for request in (20, 21, 22)] == [0, 300, 300]
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_copies_take_what_the_plan_has_for_them_and_for_unused_cells(streams: bool) -> None:
+    """The more cells have been used, the fewer bytes are left for copies; with all of them used, only their own."""
+    limits = {"copy_bytes": 3000, "cell_bytes": 4}
+    talk = Conversation(hashed, n_ctx=2000, n_batch=16, n_seq_max=2, streams=streams, **limits)
+    slots, held = talk.engine._slots, []
+
+    def check() -> None:
+        untouched = max(talk.context.n_cells - slots.budget.touched - 32, 0)
+        held.append(slots._host_cache.n_bytes)
+        assert held[-1] == sum(len(prefix.state) for prefix in slots._host_cache.prefixes)
+        assert held[-1] <= 3000 + 4 * untouched
+
+    talk.context.before_decode = lambda call: check()
+    for letter in "abcdefgh":
+        prompt = letter * 300
+        assert talk.answer(prompt, SAMPLING, most=4)[0] == alone(prompt)
+        check()
+    assert max(held) > 3000, "cells that were never used lend their memory"
+    for letter in "xyz":  # they fill all cells
+        talk.ask(letter * 1900, SAMPLING, most=50)
+    talk.run()
+    check()
+    assert held[-1] <= 3000 + 4 * 250
+
+
+def test_nothing_is_read_out_that_will_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for host memory nor for the disk."""
+    store = KVStore(tmp_path, "model", 1000)
+    talk = Conversation(hashed, store, n_ctx=600, n_seq_max=2, n_parked=4, copy_bytes=1000)
+    for name in ("state", "write_state"):
+        monkeypatch.setattr(talk.context, name, lambda *_: pytest.fail("it was read out"))
+    answer, _ = talk.answer(LONG["a"], SAMPLING, most=4)
+    talk.answer(LONG["a"] + answer + "!", SAMPLING, most=4)
+    talk.answer(LONG["b"], SAMPLING, most=4)
+    talk.engine.save_parked()
+    assert talk.engine.save(1, prompt_only=False) == (0, 0)
+    assert talk.engine.prefixes() == []
+    with talk.engine._slots.emptied(0) as is_empty:
+        assert not is_empty
+
+
+def test_a_prefix_without_memory_for_a_copy_moves_to_another_context_over_the_disk(tmp_path: Path) -> None:
+    store = KVStore(tmp_path, "model", 1 << 20)
+    talk = Conversation(hashed, store, n_ctx=2000, copy_bytes=1000)
+    talk.answer(LONG["a"], SAMPLING, most=4)
+    assert talk.engine.prefixes() == []
+    assert talk.engine._slots.saver is not None
+    talk.engine._slots.saver.wait()
+    wide = Conversation(hashed, KVStore(tmp_path, "model", 1 << 20), n_ctx=2000, n_seq_max=3, copy_bytes=1000)
+    wide.answer(LONG["a"] + "!", SAMPLING, most=4)
+    assert wide.started().reused_tokens == 300
+
+
 def test_a_conversation_that_goes_is_on_disk(tmp_path: Path) -> None:
     store = KVStore(tmp_path, "model", 1 << 20)
     talk = Conversation(hashed, store, n_ctx=600, n_seq_max=2, n_parked=4, n_cells=1600)  # 400 may be stowed

@@ -119,6 +119,39 @@ def test_a_full_disk_leaves_nothing(store: KVStore, tmp_path: Path, monkeypatch:
     assert files(tmp_path) == []
 
 
+def test_a_full_disk_costs_no_older_state(store: KVStore, capfd: pytest.CaptureFixture[str]) -> None:
+    def full(path: Path) -> int:
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    store.save([1, 2], b"older")
+    saver = store.background_saver()
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            store.save([1, 2, 3], full)
+        saver.save([1, 2, 3], full)
+    saver.wait()
+    assert store.find([1, 2, 3], longer_than=0) == SavedState([1, 2], memoryview(b"older"))
+    assert not list((store._root / "new").iterdir())
+    assert capfd.readouterr().err.count("No space left") == 1, "it is said once"
+
+
+@pytest.mark.parametrize("back", [0, 3600, 10 * 365 * 86_400])
+def test_after_the_clock_was_set_back_the_last_used_states_stay(tmp_path: Path, back: int) -> None:
+    store = KVStore(tmp_path, "model", 4000)
+    for token in range(3):
+        store.save([token], bytes(1200))
+    for path in files(tmp_path):
+        used_at = path.stat().st_mtime_ns + back * 10**9
+        os.utime(path, ns=(used_at, used_at))
+    assert store.find([0], longer_than=0), "used now"
+    for token in (3, 4):
+        store.save([token], bytes(1200))
+        assert store.find([token], longer_than=0), "the newest one is not the one to go"
+    assert [bool(store.find([token], longer_than=0)) for token in range(5)] == [True, False, False, True, True]
+    assert [tokens for tokens, _ in store.saved_turns()] == [[0], [3], [4]]
+
+
 def test_only_the_owner_may_read(store: KVStore, tmp_path: Path) -> None:
     store.save([1], b"state")
     (path,) = files(tmp_path)
@@ -187,6 +220,23 @@ def test_a_model_that_was_changed_since_it_was_loaded_saves_nothing(tmp_path: Pa
         opened.save([1, 2, 3], b"state")
 
 
+def test_a_model_that_was_replaced_after_its_file_was_hashed_saves_nothing(tmp_path: Path) -> None:
+    """Its state would be found under the original file's hash, when that is put back."""
+    model, states = tmp_path / "model.gguf", tmp_path / "states"
+    model.write_bytes(b"weights")
+    opened = KVStore(states, StateKey(states, identified(model), "build"), CAP)
+    opened.save([1, 2, 3], b"state")
+    model.write_bytes(b"Weights, other ones")
+    with pytest.raises(OSError, match="changed since"):
+        opened.save([4, 5, 6], b"state of other weights")
+    model.write_bytes(b"weights")
+    again = KVStore(states, StateKey(states, identified(model), "build"), CAP)
+    again.save([7], b"state")
+    assert again.find([1, 2, 3], longer_than=0) is not None
+    assert again.find([4, 5, 6], longer_than=0) is None
+    assert not list((states / "new").iterdir())
+
+
 def test_a_file_of_the_hubs_cache_is_named_by_its_hash(tmp_path: Path) -> None:
     blob, link = tmp_path / ("ab" * 32), tmp_path / "model.gguf"
     blob.write_bytes(b"weights")
@@ -236,12 +286,55 @@ def test_a_state_that_was_read_ahead_is_not_read_again(store: KVStore, monkeypat
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", None)
         assert store.find([1, 2, 3, 4], longer_than=0) == SavedState([1, 2, 3], b"state", ((2, b"checkpoint"),))
-    for end in range(10):
+
+
+def test_what_many_clients_come_back_for_is_read_ahead_for_all_of_them(
+    store: KVStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for client in range(8):
+        store.save([client, 2, 3], b"state")
+    for client in range(8):
+        store.read_ahead([client, 2, 3, 4], longer_than=0)
+    monkeypatch.setattr(store, "_read", None)
+    assert [store.find([client, 2, 3, 4], longer_than=0) is not None for client in range(8)] == [True] * 8
+    assert not store._ahead
+
+
+def test_states_read_ahead_that_nobody_asked_for_are_forgotten(store: KVStore) -> None:
+    for end in range(100):
         store.save([5, end], b"other")
         store.read_ahead([5, end, 1], longer_than=0)
-    assert len(store._ahead) <= 2, "they take as much memory as their cells"
+    assert 8 <= len(store._ahead) <= 64, "each has a descriptor"
     store.forget_ahead()
     assert not store._ahead
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells what memory is of files")
+def test_a_state_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    """Neither while it is written, nor while it is waited for."""
+
+    def write(path: Path) -> int:
+        with path.open("wb") as file:
+            for _ in range(64):
+                file.write(bytes(range(256)) * 4096)
+        return 0
+
+    def anonymous() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) << 10
+
+    store = KVStore(tmp_path, "model", 1 << 30)
+    before = anonymous()
+    assert store.save([1, 2, 3], write) > 64 << 20
+    saved = store.find([1, 2, 3], longer_than=0)
+    assert saved is not None
+    assert (len(saved.state), saved.state[-1]) == (64 << 20, 255)
+    assert bytes(saved.state[:4]) == bytes(range(4))
+    saved.state[:4] = b"mine"
+    assert anonymous() - before < 24 << 20
+    found = store.find([1, 2, 3], longer_than=0)
+    assert found is not None
+    assert bytes(found.state[:4]) == bytes(range(4)), "the file is as it was"
 
 
 def test_a_state_that_changed_after_it_was_read_ahead_is_read_again(store: KVStore) -> None:
@@ -266,15 +359,15 @@ def test_a_full_folder_keeps_the_hashes(tmp_path: Path) -> None:
 
 
 def test_the_saver_goes_on_after_a_state_that_found_no_memory(store: KVStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = store.save
+    whole = store.finish
     left = iter([MemoryError(), OSError()])
 
-    def save(*args: Any) -> int:
+    def finish(*args: Any) -> int:
         if (error := next(left, None)) is not None:
             raise error
         return whole(*args)
 
-    monkeypatch.setattr(store, "save", save)
+    monkeypatch.setattr(store, "finish", finish)
     saver = store.background_saver()
     for first in range(3):
         saver.save([first, 2, 3], bytearray(b"state"))

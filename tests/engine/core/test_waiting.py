@@ -58,7 +58,8 @@ def test_no_state_is_copied_out_between_two_steps_of_others(
         n_copies += 1
         assert not talk.engine._active, "others wait for it"
 
-    watch(talk, "state", look)
+    for name in ("state", "write_state"):
+        watch(talk, name, look)
     if on_device:
         watch(talk, "set_state", look)
     said: list[tuple[str, int]] = []
@@ -93,7 +94,7 @@ def test_requests_that_fit_begin_within_the_time_of_their_prefill(layout: str, n
 
     talk.engine._clock = lambda: now
     talk.context.before_decode = lambda call: pass_time(TOKEN_SECONDS * len(talk.context.calls[-1]))
-    for name in ("state", "set_state"):
+    for name in ("state", "write_state", "set_state"):
         watch(talk, name, lambda: pass_time(COPY_SECONDS))
     for number in range(2 * n_requests):
         talk.answer(f"{number:03} " * 20, SAMPLING, most=3)

@@ -160,7 +160,7 @@ def test_the_cache_holds_what_a_test_says(model: Path) -> None:
 
     bench.do(bench.prompt(24))
     assert held() == 24
-    state = bytes(context.state(0))
+    state = context.state(0)
     bench.do(bench.answer(4, 24))
     assert held() == 28
     context.clear()

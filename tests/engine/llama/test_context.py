@@ -6,6 +6,8 @@ import ctypes
 import itertools
 import math
 import random
+import resource
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -294,7 +296,7 @@ def test_a_state_moves_between_caches_of_either_layout(model: LlamaModel) -> Non
     prompt = tokens(13, 200)
     with opened(model, 512) as context:
         read(context, prompt)
-        state = bytes(context.state(0))
+        state = context.state(0)
     with opened(model, 512, n_seq_max=3, n_cells=2 * STEP) as context:
         read(context, tokens(14, 100), 0, 1)
         assert context.set_state(2, state, 200)  # for which the cache has to grow
@@ -306,9 +308,9 @@ def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaMo
     prompt = tokens(15, 200)
     with opened(model, 512, 512) as context:
         read(context, prompt)
-        state = bytes(context.state(0))
+        state = context.state(0)
     with opened(model, STEP, n_seq_max=2, n_cells=STEP) as context:
-        for damaged in (b"", state[:-1], b"\\0" * len(state)):
+        for damaged in (bytearray(), state[: len(state) // 2], bytearray(len(state)), state + b"more"):
             read(context, [5])
             assert not context.set_state(0, damaged, 200)
         assert not context.set_state(0, state, STEP + 1)
@@ -401,18 +403,37 @@ def test_a_copy_between_streams_goes_on_by_itself(model: LlamaModel) -> None:
 @pytest.mark.parametrize("source", [{}, {"n_seq_max": 2, "n_cells": 1024}, {"n_seq_max": 5}])
 @pytest.mark.parametrize("target", [{}, {"n_seq_max": 2, "n_cells": 1024}, {"n_seq_max": 3}])
 def test_states_are_the_same_whatever_the_layout(
-    model: LlamaModel, source: dict[str, int], target: dict[str, int]
+    model: LlamaModel, source: dict[str, int], target: dict[str, int], tmp_path: Path
 ) -> None:
     prompt = tokens(25, 100)
     last_of = [settings.get("n_seq_max", 1) - 1 for settings in (source, target)]
     with opened(model, 1024, **source) as context:
         read(context, prompt, 0, last_of[0])
         state = context.state(last_of[0])
+        assert len(state) <= context.state_bytes(last_of[0])
+        start, content = context.write_state(last_of[0], tmp_path / "state"), (tmp_path / "state").read_bytes()
+        assert start is not None
+        assert content[start:].rstrip(b"\0") == state.rstrip(b"\0")
     with opened(model, 1024, **target) as context:
-        for damaged in (bytearray(), state[:-1], bytearray(len(state))):
+        for damaged in (bytearray(), state[: len(state) // 2], bytearray(len(state)), state + b"more"):
             assert not context.set_state(last_of[1], damaged, 100)
-        assert context.set_state(last_of[1], state, 100)
-        assert same(read(context, [5], 100, last_of[1]), alone(model, [*prompt, 5]))
+        for saved in (state, memoryview(bytearray(content))[start:]):
+            assert context.set_state(last_of[1], saved, 100)
+            assert same(read(context, [5], 100, last_of[1]), alone(model, [*prompt, 5]))
+        assert content[start:].rstrip(b"\0") == state.rstrip(b"\0"), "it can be set again"
+
+
+def test_a_state_for_which_the_disk_is_full_is_not_written(model: LlamaModel, tmp_path: Path) -> None:
+    with opened(model, 1024) as context:
+        read(context, tokens(26, 500))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="could not write"):
+                context.write_state(0, tmp_path / "state")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert context.write_state(0, tmp_path / "state")
 
 
 def test_streams_that_cannot_grow_stay_as_they_were(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +457,9 @@ def test_streams_that_cannot_grow_stay_as_they_were(model: LlamaModel, monkeypat
 
 
 def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_module, "_MAGIC_BYTES", 4)  # so that the state seems not to be a plain cache's
+    monkeypatch.setattr(
+        context_module, "_MAGIC", struct.Struct("=I")
+    )  # so that the state seems not to be a plain cache's
     with opened(model, 1024, n_seq_max=2) as context:
         assert context.unified
         assert same(read(context, tokens(28, 300)), alone(model, tokens(28, 300)))
