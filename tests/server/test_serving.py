@@ -79,7 +79,7 @@ ASKED = {**HI, "prompt": "Hi", "max_tokens": 5, "stream": False}
 def test_a_mistake_in_the_engine_is_a_500_with_a_number_that_the_log_has(
     serve: Serve, path: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server, asked = serve("mistaken"), {"input": "Hi"} if path == "/v1/responses" else ASKED
+    server, asked = serve("buggy"), {"input": "Hi"} if path == "/v1/responses" else ASKED
     for _ in range(3):  # it counts as no death of the engine, after two of which a prompt is refused
         failed = server.post(path, asked)
         assert failed.status == 500

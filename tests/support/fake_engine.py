@@ -150,7 +150,7 @@ def generate(command: Generate) -> None:
     if MODE == "failing":
         send(Failed(command.request, "context-overflow", "too long", "it is", "shorten it"))
         return
-    if MODE == "mistaken":
+    if MODE == "buggy":
         try:
             raise KeyError("of ours")
         except KeyError as error:

@@ -47,7 +47,7 @@ _MAX_MOVED_CELLS = 4096  # ... up to this length; beyond, steps are mostly atten
 # Cells copied for each token of a prefix, where all of the source has to be copied: the prefill of a token takes at
 # least 40 times as long as copying its cells, from 135M on a slow processor to 8B on a fast one.
 _MOST_COPIED = 16
-_SCATTERED_BATCHES = 2  # llama.cpp may skip this many batches of free cells, and use others
+_SCATTERED_BATCHES = 2  # in a pool, llama.cpp may skip this many batches of free cells, and use others
 _SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
@@ -304,7 +304,8 @@ class Slots:
 
     def _copy_limit(self) -> int:
         """Return how many bytes copies in host memory may take: what the plan has for them, and for unused cells."""
-        unused = self.budget.n_cells - self.budget.touched - _SCATTERED_BATCHES * self._context.n_batch
+        scattered = _SCATTERED_BATCHES * self._context.n_batch if self._context.unified else 0
+        unused = self.budget.n_cells - self.budget.touched - scattered
         return self._copy_bytes + self._cell_bytes * max(unused, 0)
 
     def _limit_copies(self) -> None:
