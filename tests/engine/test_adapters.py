@@ -7,6 +7,7 @@ import itertools
 import pytest
 from support.fake_context import FakeVocabulary
 
+from llmrun.engine.core.prefix import NO_SALT, Salt
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.service import Preparer
 from llmrun.errors import UsageError
@@ -28,7 +29,7 @@ def prepared(adapters: Chosen, salt: str = "", loaded: bool = True) -> Sequence:
 @pytest.mark.parametrize("asked", [None, USUAL, (AdapterScale(1, 0.0), AdapterScale(0, 1.0))])
 def test_what_is_not_said_is_as_loaded(asked: Chosen) -> None:
     """And only that may be saved: it has no salt."""
-    assert (prepared(asked).adapters, prepared(asked).salt) == (USUAL, "")
+    assert (prepared(asked).adapters, prepared(asked).salt) == (USUAL, NO_SALT)
 
 
 @pytest.mark.parametrize("number", [-1, 2])
@@ -45,4 +46,5 @@ def test_no_salt_of_a_client_means_other_adapters() -> None:
 
 
 def test_without_adapters_a_salt_is_what_the_client_says() -> None:
-    assert (prepared(None, "x", loaded=False).salt, prepared((), "x", loaded=False).salt) == ("x", "x")
+    mine = Salt(private="x")
+    assert (prepared(None, "x", loaded=False).salt, prepared((), "x", loaded=False).salt) == (mine, mine)

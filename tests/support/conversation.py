@@ -9,6 +9,7 @@ from typing import Any
 
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.prefix import NO_SALT, Salt
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.slots import HostPrefix
@@ -77,11 +78,14 @@ class Conversation:
         constraint: Any = None,
         remember: int = 0,
         logprobs: int | None = None,
+        salt: Salt | str = NO_SALT,
         **more: Any,
     ) -> None:
+        """Add a request. A salt that is a text is the client's own."""
+        salt = Salt(private=salt) if isinstance(salt, str) else salt
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember, logprobs)
-        self.engine.add(Request(request, tokens, sampler, Limits(most, stop, ban), **more))
+        self.engine.add(Request(request, tokens, sampler, Limits(most, stop, ban), salt=salt, **more))
 
     def run(self) -> None:
         """Step until all is answered, then rest, as the engine's process does."""

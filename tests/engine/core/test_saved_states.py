@@ -9,6 +9,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed, tokens_of
 
+from llmrun.engine.core.prefix import NO_SALT, Salt
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import DecodeError
 from llmrun.errors import BadModelError, LlmrunError, OutOfMemoryError, UsageError
@@ -231,11 +232,11 @@ def test_a_state_is_read_before_the_loop_needs_it(tmp_path: Path, monkeypatch: p
     first.engine.save(1, prompt_only=False)
     question, store = LONG + answer + "And then?", KVStore(tmp_path, "model", 1 << 20)
     later = Conversation(hashed, store, n_ctx=600, n_batch=512)
-    later.engine.read_ahead(tokens_of(question), "")
+    later.engine.read_ahead(tokens_of(question), NO_SALT)
     monkeypatch.setattr(store, "_read", None)
     later.answer(question, most=5)
     assert later.started().reused_tokens == len(LONG) + 19
-    later.engine.read_ahead(tokens_of(question), "")  # nothing is read: a slot holds it
+    later.engine.read_ahead(tokens_of(question), NO_SALT)  # nothing is read: a slot holds it
 
 
 def test_nothing_is_read_ahead_for_a_request_with_a_salt(tmp_path: Path) -> None:
@@ -244,9 +245,9 @@ def test_nothing_is_read_ahead_for_a_request_with_a_salt(tmp_path: Path) -> None
     first.engine.save(1, prompt_only=False)
     store = KVStore(tmp_path, "model", 1 << 20)
     later = Conversation(hashed, store, n_ctx=600, n_batch=512)
-    later.engine.read_ahead(tokens_of(LONG), "private")
+    later.engine.read_ahead(tokens_of(LONG), Salt(private="mine"))
     assert not store._ahead
-    later.engine.read_ahead(tokens_of(LONG), "")
+    later.engine.read_ahead(tokens_of(LONG), NO_SALT)
     assert store._ahead
     later.engine.save_parked()
     assert not store._ahead, "an idle engine keeps nothing that was not asked for"
