@@ -89,15 +89,24 @@ class Products final : public TensorTraits {
 public:
     Products(const Functions& functions, const MatmulKernels& kernels) : functions_(functions), kernels_(kernels) {}
 
-    bool can_compute(const Tensor& operation) const {
+    // Whatever memory the weights are in.
+    bool covers(const Tensor& operation) const {
         if (operation.op != mul_mat && operation.op != mul_mat_id) {
             return false;
         }
-        const Tensor &weights = *operation.src[0], &activations = *operation.src[1];
+        const Tensor& weights = *operation.src[0];
         const MatmulKernel* kernel = kernels_.of(weights.type);
-        const void* buffer = weights.view_src ? weights.view_src->buffer : weights.buffer;
-        return kernel && weights.ne[0] % kernel->block == 0 && operation.op_params[1] == 0 && is_of_floats(activations) &&
-               is_of_floats(operation) && buffer && functions_.is_host(const_cast<void*>(buffer));
+        return kernel && weights.ne[0] % kernel->block == 0 && operation.op_params[1] == 0 && is_of_floats(*operation.src[1]) &&
+               is_of_floats(operation);
+    }
+
+    bool can_compute(const Tensor& operation) const {
+        if (!covers(operation)) {
+            return false;
+        }
+        const Tensor& weights = *operation.src[0];
+        void* buffer = weights.view_src ? weights.view_src->buffer : weights.buffer;
+        return buffer && functions_.is_host(buffer);
     }
 
     bool work_size(int n_threads, const Tensor* operation, size_t& bytes) override {
@@ -230,7 +239,13 @@ public:
     Before(ExtraBufferType& other, const Functions& functions, const MatmulKernels& kernels)
         : other_(other), products_(functions, kernels) {}
 
-    bool supports_op(void* device, const Tensor* operation) override { return other_.supports_op(device, operation); }
+    // Whether llama.cpp may put these weights into the other's buffers, which are not host memory: not those that are ours.
+    bool supports_op(void* device, const Tensor* operation) override {
+        if (enabled.load(std::memory_order_relaxed) && products_.covers(*operation)) {
+            return false;
+        }
+        return other_.supports_op(device, operation);
+    }
 
     TensorTraits* get_tensor_traits(const Tensor* operation) override {
         if (enabled.load(std::memory_order_relaxed) && products_.can_compute(*operation)) {

@@ -6,6 +6,8 @@ windows in tokens. tests/benchmarks/plan.py compares these figures with real pro
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -204,8 +206,28 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
     return low * _CONTEXT_STEP
 
 
+KERNELS_VARIABLE = "LLMRUN_KERNELS"
+_KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
+
+
+def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
+    """Return the types whose products llmrun's own kernels compute on this processor (native/matmul_core.hpp)."""
+    is_off = os.environ.get(KERNELS_VARIABLE) == "ggml"
+    has_kernels = sys.platform == "linux" and not is_off and {"avx2", "fma"} <= set(cpu_flags)
+    return _KERNEL_TYPES if has_kernels else frozenset()
+
+
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Return the types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp)."""
+    """Return the types whose matrices llama.cpp repacks on this processor: of ggml-cpu/repack.cpp, those not ours."""
+    return _repacked_by_ggml(cpu_flags) - kernel_types(cpu_flags)
+
+
+def fast_types(cpu_flags: Collection[str]) -> frozenset[str]:
+    """Return the types with fast kernels for prompts."""
+    return _repacked_by_ggml(cpu_flags) | kernel_types(cpu_flags)
+
+
+def _repacked_by_ggml(cpu_flags: Collection[str]) -> frozenset[str]:
     if "avx2" in cpu_flags:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
         return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide)

@@ -52,6 +52,8 @@ _NEXTN_NAMES = (
     ),
 )
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+KERNELS_VARIABLE = "LLMRUN_KERNELS"
+_GGML = "ggml"
 _BUFFER_TYPE_FUNCTIONS = 6  # struct ggml_backend_buffer_type: pointers to functions, the device, an object
 _installed: dict[int, str] = {}  # buffer types that our kernels answer for: ggml's pointer -> instruction set
 _no_kernels = "llama.cpp is not loaded"
@@ -335,13 +337,19 @@ def _choose_kernels(library: Any) -> None:
 
 
 def _install_kernels(library: Any, buffer_type: int | None) -> None:
-    """Let our own kernels compute the products they can (native/ggml_kernels.hpp), or remember why they can't."""
+    """Let our own kernels compute the products they can (native/ggml_kernels.hpp), or remember why they can't.
+
+    LLMRUN_KERNELS=ggml leaves everything to ggml; another value names the instruction set.
+    """
     global _no_kernels
     names = _native.available_kernels()
-    wanted = os.environ.get("LLMRUN_KERNELS") or (names[-1] if names else "")
+    wanted = os.environ.get(KERNELS_VARIABLE) or (names[-1] if names else "")
+    _native.enable_kernels(wanted != _GGML)
     barrier = _exported(_cpu_library(library), "ggml_barrier")
-    if not buffer_type:
-        _no_kernels = "llama.cpp was built without repacking"
+    if wanted == _GGML:
+        _no_kernels = f"{KERNELS_VARIABLE}={_GGML}"
+    elif not buffer_type:
+        _no_kernels = "this build of llama.cpp has no place for them"
     elif buffer_type in _installed:
         _no_kernels = ""
     elif wanted not in names:
@@ -360,16 +368,6 @@ def _has_known_layout(library: Any, buffer_type: int) -> bool:
     fields = (ctypes.c_void_p * (_BUFFER_TYPE_FUNCTIONS + 2)).from_address(buffer_type)
     device = library.ggml_backend_buft_get_device(ctypes.c_void_p(buffer_type))
     return fields[_BUFFER_TYPE_FUNCTIONS] == device and bool(fields[_BUFFER_TYPE_FUNCTIONS + 1])
-
-
-def use_kernels(name: str) -> None:
-    """Compute with our own kernels from now on, or with ggml's alone.
-
-    Args:
-        name: one of protocol.settings.KERNELS.
-    """
-    import_llama()
-    _native.enable_kernels(name != "ggml")
 
 
 def kernels() -> Kernels:
