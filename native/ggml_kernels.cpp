@@ -9,6 +9,7 @@ namespace {
 
 constexpr size_t line = 64;  // bytes of a cache line
 constexpr int64_t tasks_per_thread = 4;
+constexpr int64_t least_columns = 8;
 
 std::atomic<bool> enabled{true};
 std::atomic<uint64_t> n_computed{0};
@@ -87,30 +88,26 @@ struct Routes {
 
 class Products final : public TensorTraits {
 public:
-    Products(const Functions& functions, const MatmulKernels& kernels) : functions_(functions), kernels_(kernels) {}
+    Products(const void* buffer_type, const Functions& functions, const MatmulKernels& kernels)
+        : buffer_type_(buffer_type), functions_(functions), kernels_(kernels) {}
 
-    // Whatever memory the weights are in.
-    bool covers(const Tensor& operation) const {
-        if (operation.op != mul_mat && operation.op != mul_mat_id) {
-            return false;
-        }
-        const Tensor& weights = *operation.src[0];
-        const MatmulKernel* kernel = kernels_.of(weights.type);
-        return kernel && weights.ne[0] % kernel->block == 0 && operation.op_params[1] == 0 && is_of_floats(*operation.src[1]) &&
-               is_of_floats(operation);
-    }
-
-    bool can_compute(const Tensor& operation) const {
-        if (!covers(operation)) {
-            return false;
+    // The kernel for an operation; null if ggml has to compute it.
+    const MatmulKernel* kernel_of(const Tensor& operation) const {
+        if ((operation.op != mul_mat && operation.op != mul_mat_id) || !has_columns(operation)) {
+            return nullptr;
         }
         const Tensor& weights = *operation.src[0];
         void* buffer = weights.view_src ? weights.view_src->buffer : weights.buffer;
-        return buffer && functions_.is_host(buffer);
+        if (operation.op_params[1] != 0 || !is_of_floats(*operation.src[1]) || !is_of_floats(operation) || !buffer) {
+            return nullptr;
+        }
+        const bool is_repacked = weights.extra && functions_.type_of(buffer) == buffer_type_;
+        const MatmulKernel* kernel = is_repacked || functions_.is_host(buffer) ? kernels_.of(weights.type, is_repacked) : nullptr;
+        return kernel && weights.ne[0] % kernel->block == 0 ? kernel : nullptr;
     }
 
     bool work_size(int n_threads, const Tensor* operation, size_t& bytes) override {
-        if (!can_compute(*operation)) {
+        if (!kernel_of(*operation)) {
             return false;
         }
         bytes = Work::bytes(kernels_, n_threads, middle_bytes(*operation));
@@ -118,7 +115,7 @@ public:
     }
 
     bool compute_forward(ComputeParams* params, Tensor* operation) override {
-        if (!can_compute(*operation)) {
+        if (!kernel_of(*operation)) {
             return false;
         }
         if (params->thread == 0) {
@@ -133,6 +130,14 @@ public:
     }
 
 private:
+    // Enough to unpack weights for. With fewer, reading them is what takes time, and ggml's kernels read them in order.
+    static bool has_columns(const Tensor& operation) {
+        if (operation.op == mul_mat) {
+            return operation.src[1]->ne[1] >= least_columns;
+        }
+        return operation.ne[1] * operation.ne[2] >= least_columns * operation.src[0]->ne[2];
+    }
+
     static bool is_of_floats(const Tensor& tensor) {
         return tensor.type == f32 && tensor.nb[0] == sizeof(float) && tensor.nb[1] % sizeof(float) == 0 &&
                tensor.nb[2] % sizeof(float) == 0 && tensor.nb[3] % sizeof(float) == 0;
@@ -140,7 +145,7 @@ private:
 
     size_t middle_bytes(const Tensor& operation) const {
         const Tensor &weights = *operation.src[0], &activations = *operation.src[1];
-        const MatmulKernel& kernel = *kernels_.of(weights.type);
+        const MatmulKernel& kernel = *kernel_of(operation);
         if (operation.op == mul_mat) {
             return static_cast<size_t>(kernel.packed_bytes(weights.ne[0], activations.ne[1] * activations.ne[2] * activations.ne[3]));
         }
@@ -159,7 +164,7 @@ private:
 
     void multiply(const ComputeParams& params, const Tensor& operation) const {
         const Tensor &weights = *operation.src[0], &activations = *operation.src[1];
-        const MatmulKernel& kernel = *kernels_.of(weights.type);
+        const MatmulKernel& kernel = *kernel_of(operation);
         const int64_t depth = weights.ne[0], rows = weights.ne[1], columns = activations.ne[1];
         const int64_t n_matrices = activations.ne[2] * activations.ne[3];
         const int64_t each_bytes = kernel.packed_bytes(depth, columns), each_records = kernel.records(depth, columns);
@@ -190,7 +195,7 @@ private:
 
     void multiply_experts(const ComputeParams& params, const Tensor& operation) const {
         const Tensor &weights = *operation.src[0], &activations = *operation.src[1];
-        const MatmulKernel& kernel = *kernels_.of(weights.type);
+        const MatmulKernel& kernel = *kernel_of(operation);
         const int64_t depth = weights.ne[0], rows = weights.ne[1], n_experts = weights.ne[2];
         const int64_t n_columns = operation.ne[1] * operation.ne[2];
         Work work(params.work, kernels_);
@@ -230,25 +235,20 @@ private:
         }
     }
 
+    const void* buffer_type_;  // of weights that ggml has repacked
     Functions functions_;
     const MatmulKernels& kernels_;
 };
 
 class Before final : public ExtraBufferType {
 public:
-    Before(ExtraBufferType& other, const Functions& functions, const MatmulKernels& kernels)
-        : other_(other), products_(functions, kernels) {}
+    Before(ExtraBufferType& other, const void* buffer_type, const Functions& functions, const MatmulKernels& kernels)
+        : other_(other), products_(buffer_type, functions, kernels) {}
 
-    // Whether llama.cpp may put these weights into the other's buffers, which are not host memory: not those that are ours.
-    bool supports_op(void* device, const Tensor* operation) override {
-        if (enabled.load(std::memory_order_relaxed) && products_.covers(*operation)) {
-            return false;
-        }
-        return other_.supports_op(device, operation);
-    }
+    bool supports_op(void* device, const Tensor* operation) override { return other_.supports_op(device, operation); }
 
     TensorTraits* get_tensor_traits(const Tensor* operation) override {
-        if (enabled.load(std::memory_order_relaxed) && products_.can_compute(*operation)) {
+        if (enabled.load(std::memory_order_relaxed) && products_.kernel_of(*operation)) {
             return &products_;
         }
         return other_.get_tensor_traits(operation);
@@ -270,7 +270,7 @@ struct BufferType {
 
 void install(void* buffer_type, const Functions& functions, const MatmulKernels& kernels) {
     BufferType& type = *static_cast<BufferType*>(buffer_type);
-    type.context = new Before(*type.context, functions, kernels);  // as long as ggml's, which is never freed
+    type.context = new Before(*type.context, buffer_type, functions, kernels);  // as long as ggml's, which is never freed
 }
 
 void enable(bool are_on) { enabled.store(are_on, std::memory_order_relaxed); }

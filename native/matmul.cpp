@@ -36,9 +36,9 @@ std::vector<MatmulKernels> find_available() {
 
 }  // namespace
 
-const MatmulKernel* MatmulKernels::of(int type) const {
+const MatmulKernel* MatmulKernels::of(int type, bool is_repacked) const {
     for (const MatmulKernel* kernel = begin; kernel != end; ++kernel) {
-        if (kernel->type == type) {
+        if (kernel->type == type && kernel->is_repacked == is_repacked) {
             return kernel;
         }
     }

@@ -33,7 +33,8 @@ struct Product {
 
 // The functions for one type of weights.
 struct MatmulKernel {
-    int type;   // ggml's number
+    int type;  // ggml's number
+    bool is_repacked;  // in ggml's interleaved layout, 8 rows at a time
     int block;  // the depth is a multiple of it
     int64_t (*packed_bytes)(int64_t depth, int64_t columns);
     // A record is a block of the columns of a tile. Threads may write different ones.
@@ -51,7 +52,7 @@ struct MatmulKernels {
     const MatmulKernel* begin;
     const MatmulKernel* end;
 
-    const MatmulKernel* of(int type) const;
+    const MatmulKernel* of(int type, bool is_repacked = false) const;
 };
 
 // Those that this processor can run, the best one last.

@@ -68,6 +68,15 @@ struct Avx2 {
         out[2] = _mm256_unpacklo_epi64(b, d);
         out[3] = _mm256_unpackhi_epi64(b, d);
     }
+    // 8 bytes of each of 8 rows -> 2 vectors with 4 bytes of each
+    LLMRUN_INLINE static void unzip(const uint8_t* rows, int64_t, Int* out) {
+        const Float a = load_floats(reinterpret_cast<const float*>(rows)), b = load_floats(reinterpret_cast<const float*>(rows) + 8);
+        out[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+        out[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+    }
+    LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    }
     LLMRUN_INLINE static float quantize(const float* values, char* bytes, int* sums) {
         const Float sign = _mm256_set1_ps(-0.0f);
         Float x[4], most = no_floats();

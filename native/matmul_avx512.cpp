@@ -81,6 +81,16 @@ struct Isa {
         out[2] = _mm512_unpacklo_epi64(b, d);
         out[3] = _mm512_unpackhi_epi64(b, d);
     }
+    // 8 bytes of each of 8 rows, and again `stride` bytes later -> 2 vectors with 4 bytes of each
+    LLMRUN_INLINE static void unzip(const uint8_t* rows, int64_t stride, Int* out) {
+        const Int a = _mm512_loadu_si512(rows), b = _mm512_loadu_si512(rows + stride);
+        const Int even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        out[0] = _mm512_permutex2var_epi32(a, even, b);
+        out[1] = _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+    }
+    LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
+        return _mm512_cvtepu8_epi32(load_16(reinterpret_cast<const uint8_t*>(bytes)));
+    }
     LLMRUN_INLINE static float quantize(const float* values, char* bytes, int* sums) {
         const Float a = load_floats(values), b = load_floats(values + 16);
         const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));

@@ -4,6 +4,7 @@
 // function that other files share, or the linker could take the wrong one.
 
 constexpr int chunk = 512;       // weights of a row that are unpacked at a time
+constexpr int64_t first_bytes = 16 << 10;  // that are fetched before the first rows are unpacked
 constexpr int most_panels = 2;   // that are unpacked before the activations are read: these come from a farther cache
 using Int = Isa::Int;
 using Float = Isa::Float;
@@ -40,6 +41,22 @@ struct Rows {
     }
 };
 
+// Weights that ggml has repacked: blocks of 8 rows at a time, their bytes in turns of 8.
+constexpr int repacked_rows = 8;
+
+struct RepackedRows : Rows {
+    Float halves(int offset) const {
+        uint16_t halves[Isa::lanes];
+        for (int lane = 0; lane < Isa::lanes; lane += repacked_rows) {
+            __builtin_memcpy(halves + lane, first + offset + lane * stride, 2 * repacked_rows);
+        }
+        return Isa::halves(halves);
+    }
+
+    // 8 bytes of every lane's row, 4 in each of two vectors
+    void read(int offset, Int* x) const { Isa::unzip(first + offset, repacked_rows * stride, x); }
+};
+
 LLMRUN_INLINE Int low(Int x) { return Isa::both(x, Isa::every(0x0f0f0f0f)); }
 LLMRUN_INLINE Int high(Int x) { return low(Isa::right<4>(x)); }
 
@@ -69,6 +86,44 @@ struct Q4_1 {
             out.put(0, i, low(x[i]));
             out.put(0, 4 + i, high(x[i]));
         }
+    }
+};
+
+// Bits 0 to 3 as the fifth bits of 4 bytes.
+LLMRUN_INLINE Int fifth_bits(Int x) {
+    const Int even = Isa::either(Isa::both(Isa::left<4>(x), Isa::every(0x10)), Isa::both(Isa::left<18>(x), Isa::every(0x100000)));
+    const Int odd = Isa::either(Isa::both(Isa::left<11>(x), Isa::every(0x1000)), Isa::both(Isa::left<25>(x), Isa::every(0x10000000)));
+    return Isa::either(even, odd);
+}
+
+// 32 weights of 5 bits, whose fifth bits come first.
+LLMRUN_INLINE void unpack_fives(const Rows& rows, int offset, const Sink& out) {
+    Int fifth[4], x[4];
+    rows.read(offset, fifth);
+    rows.read(offset + 4, x);
+    Int bits = fifth[0];
+    LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
+        out.put(0, i, Isa::either(i < 4 ? low(x[i % 4]) : high(x[i % 4]), fifth_bits(bits)));
+        bits = Isa::right<4>(bits);
+    }
+}
+
+struct Q5_0 {
+    static constexpr int type = 6, bytes = 22, block = 32, parts = 1, offset = 16, maximum = 31;
+    static constexpr bool minima = false;
+    LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
+        out.put_scale(0, rows.halves(0));
+        unpack_fives(rows, 2, out);
+    }
+};
+
+struct Q5_1 {
+    static constexpr int type = 7, bytes = 24, block = 32, parts = 1, offset = 0, maximum = 31;
+    static constexpr bool minima = true;
+    LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
+        out.put_scale(0, rows.halves(0));
+        out.put_minimum(0, Isa::minus(Isa::no_floats(), rows.halves(2)));
+        unpack_fives(rows, 4, out);
     }
 };
 
@@ -220,6 +275,76 @@ struct IQ4_XS {
     }
 };
 
+// What ggml makes of Q4_0, Q4_K and IQ4_NL on x86 (ggml-cpu/repack.cpp: make_block_q4_0x8() and others).
+struct RepackedQ4_0 : Q4_0 {
+    LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
+        const RepackedRows from{rows};
+        const Int flip = Isa::every(static_cast<int>(0x88888888));
+        out.put_scale(0, from.halves(0));
+        LLMRUN_UNROLL for (int piece = 0; piece < 2; ++piece) {
+            Int x[2];
+            from.read(16 + 64 * piece, x);
+            LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
+                const Int bytes = Isa::differ(x[i], flip);
+                out.put(0, 2 * piece + i, low(bytes));
+                out.put(0, 4 + 2 * piece + i, high(bytes));
+            }
+        }
+    }
+};
+
+struct RepackedIQ4_NL : IQ4_NL {
+    LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
+        const RepackedRows from{rows};
+        out.put_scale(0, from.halves(0));
+        LLMRUN_UNROLL for (int piece = 0; piece < 2; ++piece) {
+            Int x[2];
+            from.read(16 + 64 * piece, x);
+            LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
+                out.put(0, 2 * piece + i, nonlinear(low(x[i])));
+                out.put(0, 4 + 2 * piece + i, nonlinear(high(x[i])));
+            }
+        }
+    }
+};
+
+struct RepackedQ4_K : Q4_K {
+    LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
+        const RepackedRows from{rows};
+        const Float d = from.halves(0), dmin = from.halves(16);
+        for (int j = 0; j < 8; ++j) {  // the scales and minima of 8 rows as Q4_K has those of 8 blocks
+            uint32_t scales[Isa::lanes / 4], minima[Isa::lanes / 4];
+            for (int lane = 0; lane < Isa::lanes; lane += repacked_rows) {
+                uint32_t x[3];
+                __builtin_memcpy(x, from.first + 32 + 12 * j + lane * from.stride, sizeof x);
+                scales[lane / 4] = x[0] & 0x3f3f3f3f;
+                scales[lane / 4 + 1] = (x[2] & 0x0f0f0f0f) | (x[0] >> 2 & 0x30303030);
+                minima[lane / 4] = x[1] & 0x3f3f3f3f;
+                minima[lane / 4 + 1] = (x[2] >> 4 & 0x0f0f0f0f) | (x[1] >> 2 & 0x30303030);
+            }
+            out.put_scale(j, Isa::times(d, Isa::to_floats(Isa::widen(scales))));
+            out.put_minimum(j, Isa::times(dmin, Isa::to_floats(Isa::widen(minima))));
+        }
+        for (int piece = 0; piece < 16; ++piece) {
+            Int x[2];
+            from.read(128 + 64 * piece, x);
+            LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
+                out.put(piece / 4 * 2, piece % 4 * 2 + i, low(x[i]));
+                out.put(piece / 4 * 2 + 1, piece % 4 * 2 + i, high(x[i]));
+            }
+        }
+    }
+};
+
+template <class T>
+constexpr int together = 1;  // rows whose blocks lie together
+template <>
+constexpr int together<RepackedQ4_0> = repacked_rows;
+template <>
+constexpr int together<RepackedIQ4_NL> = repacked_rows;
+template <>
+constexpr int together<RepackedQ4_K> = repacked_rows;
+
 template <class T>
 struct Panel {
     static constexpr int rows = Isa::lanes * Isa::vectors, blocks = chunk / 32;
@@ -235,21 +360,34 @@ constexpr int64_t spare_bytes = int64_t{Isa::lanes} * (chunk / T::block * T::byt
 template <class T>
 constexpr size_t scratch_bytes_of = most_panels * sizeof(Panel<T>) + (spare_bytes<T> + 63) / 64 * 64;
 
+// What is read next, in the order of the memory: rows are read side by side, which the processor does not foresee.
+struct Ahead {
+    const uint8_t* next;
+    const uint8_t* end;
+
+    LLMRUN_INLINE void fetch(int bytes) {
+        for (const uint8_t* to = next + bytes; next < to && next < end; next += 64) {
+            __builtin_prefetch(next, 0, 2);
+        }
+    }
+};
+
 template <class T>
-void unpack(const uint8_t* weights, int64_t stride, int64_t rows, int depth, Panel<T>& panel, uint8_t* spare) {
+void unpack(const uint8_t* weights, int64_t stride, int64_t rows, int depth, Panel<T>& panel, uint8_t* spare, Ahead& ahead) {
     for (int vector = 0; vector < Isa::vectors; ++vector) {
         Rows from{weights + vector * Isa::lanes * stride, stride};
         const int64_t left = rows - vector * Isa::lanes;
         if (left < Isa::lanes) {
             const int64_t bytes = depth / T::block * T::bytes;
             __builtin_memset(spare, 0, spare_bytes<T>);
-            for (int64_t row = 0; row < left; ++row) {
-                __builtin_memcpy(spare + row * bytes, from.first + row * stride, bytes);
+            for (int64_t row = 0; row < left; row += together<T>) {
+                __builtin_memcpy(spare + row * bytes, from.first + row * stride, together<T> * bytes);
             }
             from = {spare, bytes};
         }
-        for (int i = 0; i < depth / T::block; ++i, from.first += T::bytes) {
+        for (int i = 0; i < depth / T::block; ++i, from.first += together<T> * T::bytes) {
             const int block = i * (T::block / 32);
+            ahead.fetch(Isa::lanes * T::bytes + 63);
             T::unpack(from, {panel.bytes[block][0][vector][0], panel.scale[block][0][vector],
                              T::minima ? panel.minimum[block][vector] : nullptr});
         }
@@ -412,14 +550,18 @@ void multiply(const Product& product, int64_t first, int64_t last, char* scratch
     Panel<T>* panels = reinterpret_cast<Panel<T>*>(scratch);
     uint8_t* spare = reinterpret_cast<uint8_t*>(scratch + most_panels * sizeof(Panel<T>));
     const int64_t blocks = product.depth / 32, tiles = tiles_of(product.columns);
+    Ahead start{product.weights + first * product.row_bytes, product.weights + last * product.row_bytes};
+    start.fetch(static_cast<int>(first_bytes < rows_of_panel * product.row_bytes ? first_bytes : rows_of_panel * product.row_bytes));
     for (int64_t row = first; row < last; row += most_panels * rows_of_panel) {
         const int64_t rest = last - row;
         const int n_panels = rest > (most_panels - 1) * rows_of_panel ? most_panels : static_cast<int>((rest + rows_of_panel - 1) / rows_of_panel);
+        const int64_t next = row + n_panels * rows_of_panel, after = last - next < most_panels * rows_of_panel ? last : next + most_panels * rows_of_panel;
+        Ahead ahead{product.weights + next * product.row_bytes, product.weights + after * product.row_bytes};
         for (int64_t begin = 0; begin < product.depth; begin += chunk) {
             const int depth = static_cast<int>(product.depth - begin < chunk ? product.depth - begin : chunk);
             for (int i = 0; i < n_panels; ++i) {
                 const uint8_t* weights = product.weights + (row + i * rows_of_panel) * product.row_bytes;
-                unpack<T>(weights + begin / T::block * T::bytes, product.row_bytes, rest - i * rows_of_panel, depth, panels[i], spare);
+                unpack<T>(weights + begin / T::block * (together<T> * T::bytes), product.row_bytes, rest - i * rows_of_panel, depth, panels[i], spare, ahead);
             }
             for (int64_t tile = 0; tile < tiles; ++tile) {
                 const int64_t column = tile * product.columns / tiles, count = (tile + 1) * product.columns / tiles - column;
@@ -437,9 +579,9 @@ void multiply(const Product& product, int64_t first, int64_t last, char* scratch
 }
 
 template <class T>
-constexpr MatmulKernel kernel_of{T::type, T::block, packed_bytes<T>, records<T>, pack<T>, multiply<T>};
+constexpr MatmulKernel kernel_of{T::type, together<T> > 1, T::block, packed_bytes<T>, records<T>, pack<T>, multiply<T>};
 
-constexpr MatmulKernel kernels[] = {kernel_of<Q4_0>, kernel_of<Q4_1>, kernel_of<Q8_0>, kernel_of<Q4_K>, kernel_of<Q5_K>,
-                                    kernel_of<Q6_K>, kernel_of<IQ4_NL>, kernel_of<IQ4_XS>};
+constexpr MatmulKernel kernels[] = {kernel_of<Q4_0>, kernel_of<Q4_1>, kernel_of<Q5_0>, kernel_of<Q5_1>, kernel_of<Q8_0>, kernel_of<Q4_K>, kernel_of<Q5_K>,
+                                    kernel_of<Q6_K>, kernel_of<IQ4_NL>, kernel_of<IQ4_XS>, kernel_of<RepackedQ4_0>, kernel_of<RepackedQ4_K>, kernel_of<RepackedIQ4_NL>};
 constexpr MatmulKernels table{Isa::name, Isa::lanes * Isa::vectors, scratch_bytes_of<Q6_K> + scratch_bytes_of<Q5_K>,
                               kernels, kernels + sizeof kernels / sizeof kernels[0]};

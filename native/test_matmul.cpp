@@ -39,6 +39,8 @@ const int8_t nonlinear[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 2
 
 int nibble(const uint8_t* bytes, int index) { return index < 16 ? bytes[index] & 15 : bytes[index - 16] >> 4; }
 
+int five_bits(const uint8_t* bytes, int index) { return nibble(bytes + 4, index) | (bytes[index / 8] >> index % 8 & 1) << 4; }
+
 // The 6-bit scale and minimum of a block of 32 in Q4_K and Q5_K.
 int six_bits(const uint8_t* scales, int block, bool is_minimum) {
     if (block < 4) {
@@ -61,6 +63,8 @@ int nibble_of_256(const uint8_t* bytes, int index) {
 const std::vector<Type> types{
     {2, 18, 32, {0}, [](const uint8_t* b, int i) { return from_half(b) * static_cast<float>(nibble(b + 2, i) - 8); }},
     {3, 20, 32, {0, 2}, [](const uint8_t* b, int i) { return from_half(b) * static_cast<float>(nibble(b + 4, i)) + from_half(b + 2); }},
+    {6, 22, 32, {0}, [](const uint8_t* b, int i) { return from_half(b) * static_cast<float>(five_bits(b + 2, i) - 16); }},
+    {7, 24, 32, {0, 2}, [](const uint8_t* b, int i) { return from_half(b) * static_cast<float>(five_bits(b + 4, i)) + from_half(b + 2); }},
     {8, 34, 32, {0}, [](const uint8_t* b, int i) { return from_half(b) * static_cast<float>(static_cast<int8_t>(b[2 + i])); }},
     {12, 144, 256, {0, 2}, [](const uint8_t* b, int i) { return of_scales(b, i / 32, nibble_of_256(b + 16, i)); }},
     {13, 176, 256, {0, 2},

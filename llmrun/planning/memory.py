@@ -207,7 +207,7 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
 
 
 KERNELS_VARIABLE = "LLMRUN_KERNELS"
-_KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
+_KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
 
 
 def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
@@ -218,16 +218,7 @@ def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
 
 
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Return the types whose matrices llama.cpp repacks on this processor: of ggml-cpu/repack.cpp, those not ours."""
-    return _repacked_by_ggml(cpu_flags) - kernel_types(cpu_flags)
-
-
-def fast_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Return the types with fast kernels for prompts."""
-    return _repacked_by_ggml(cpu_flags) | kernel_types(cpu_flags)
-
-
-def _repacked_by_ggml(cpu_flags: Collection[str]) -> frozenset[str]:
+    """Return the types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp)."""
     if "avx2" in cpu_flags:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
         return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide)

@@ -357,7 +357,8 @@ def _install_kernels(library: Any, buffer_type: int | None) -> None:
     elif barrier is None or not _has_known_layout(library, buffer_type):
         _no_kernels = "this build of llama.cpp has another interface"
     else:
-        addresses = (ctypes.cast(call, ctypes.c_void_p).value for call in (library.ggml_backend_buffer_is_host, barrier))
+        calls = (library.ggml_backend_buffer_is_host, library.ggml_backend_buffer_get_type, barrier)
+        addresses = (ctypes.cast(call, ctypes.c_void_p).value for call in calls)
         _native.install_kernels(buffer_type, *(address or 0 for address in addresses), wanted)
         _installed[buffer_type] = wanted
         _no_kernels = ""

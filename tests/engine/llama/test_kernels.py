@@ -20,7 +20,8 @@ from llmrun.protocol.jobs.machine import BUILD
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 
-TYPES = ("Q4_0", "Q4_1", "Q8_0")  # that gguf-py can write; test_matmul.cpp has all, block by block
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+REPACKED = ("Q4_0", "Q4_K", "IQ4_NL")  # by ggml, on x86
 
 pytestmark = pytest.mark.skipif(not _native.available_kernels(), reason="no kernels for this processor")
 
@@ -56,8 +57,12 @@ def run(ggml: Operations, result: int) -> tuple[Any, int]:
 
 def quantized(rng: np.random.Generator, name: str, *shape: int) -> tuple[Any, Any]:
     """Return random weights: as bytes of a type, and what these stand for."""
-    kind = gguf.GGMLQuantizationType[name]
-    data = gguf.quants.quantize(rng.standard_normal(shape, dtype=np.float32), kind)
+    kind, values = gguf.GGMLQuantizationType[name], rng.standard_normal(shape, dtype=np.float32)
+    block, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = np.zeros((*shape[:-1], shape[-1] // block * n_bytes), np.uint8)
+    pointer, count = ctypes.c_void_p, ctypes.c_int64
+    quantize = function("ggml_quantize_chunk", ctypes.c_size_t, ctypes.c_int, pointer, pointer, *[count] * 3, pointer)
+    quantize(kind.value, values.ctypes.data, data.ctypes.data, 0, values.size // shape[-1], shape[-1], None)
     return data, gguf.quants.dequantize(data, kind)
 
 
@@ -65,16 +70,16 @@ def assert_close(results: Any, exact: Any) -> None:
     assert np.abs(results - exact).max() < 0.03 * np.abs(exact).max()
 
 
-@pytest.mark.parametrize("columns", [1, 7, 40])
+@pytest.mark.parametrize("columns", [1, 8, 40])
 @pytest.mark.parametrize("name", TYPES)
 def test_products(ggml: Operations, name: str, columns: int) -> None:
-    """With broadcast matrices, as grouped heads have them."""
+    """With broadcast matrices, as grouped heads have them; ggml computes few columns."""
     rng = np.random.default_rng(columns)
-    data, weights = quantized(rng, name, 2, 70, 96)
-    activations = rng.standard_normal((4, columns, 96), dtype=np.float32)
+    data, weights = quantized(rng, name, 2, 70, 768)
+    activations = rng.standard_normal((4, columns, 768), dtype=np.float32)
     with ggml.tensors() as place:
-        left = ggml.tensor(place, type_numbers()[name], 96, 70, 2)
-        right = ggml.tensor(place, 0, 96, columns, 4)
+        left = ggml.tensor(place, type_numbers()[name], 768, 70, 2)
+        right = ggml.tensor(place, 0, 768, columns, 4)
         result = int(ggml.mul_mat(place, left, right))
         with ggml.memory(place, ggml.plain):
             fill(left, data)
@@ -82,7 +87,7 @@ def test_products(ggml: Operations, name: str, columns: int) -> None:
             results, n_ours = run(ggml, result)
             _native.enable_kernels(False)
             others, n_of_ggml = run(ggml, result)
-    assert (n_ours, n_of_ggml) == (1, 0)
+    assert (n_ours, n_of_ggml) == (columns >= 8, 0)
     exact = np.einsum("mrk,mck->mcr", np.repeat(weights, 2, axis=0), activations)
     assert_close(results[0], exact)
     assert_close(others[0], exact)
@@ -107,26 +112,34 @@ def test_products_of_experts(ggml: Operations, tokens: int, is_shared: bool) -> 
             fill(right, activations)
             fill(ids, chosen)
             results, n_ours = run(ggml, result)
-    assert n_ours == 1
+    assert n_ours == (tokens > 1)
     exact = np.einsum("tsrk,tsk->tsr", weights[chosen], np.broadcast_to(activations, (tokens, 2, 64)))
     assert_close(results[0], exact)
 
 
-def test_ggml_computes_the_rest(ggml: Operations) -> None:
-    """Types without a kernel, and weights that ggml has repacked."""
-    with ggml.tensors() as place:
-        half = ggml.mul_mat(place, ggml.tensor(place, type_numbers()["F16"], 64, 32), ggml.tensor(place, 0, 64, 3))
-        with ggml.memory(place, ggml.plain):
-            assert run(ggml, half)[1] == 0
-    if not ggml.repacking:
-        return
+@pytest.mark.parametrize("rows", [8, 72, 64])
+@pytest.mark.parametrize("name", REPACKED)
+def test_products_of_weights_that_ggml_has_repacked(ggml: Operations, name: str, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    data, exact_weights = quantized(rng, name, rows, 1280)
+    activations = rng.standard_normal((19, 1280), dtype=np.float32)
     with ggml.tensors() as weights, ggml.tensors() as place:
-        left, right = ggml.tensor(weights, type_numbers()["Q4_0"], 64, 32), ggml.tensor(place, 0, 64, 3)
+        left, right = ggml.tensor(weights, type_numbers()[name], 1280, rows), ggml.tensor(place, 0, 1280, 19)
         result = int(ggml.mul_mat(place, left, right))
         with ggml.memory(weights, ggml.repacking[0]), ggml.memory(place, ggml.plain):
-            assert not ggml.supports(result)  # so that llama.cpp leaves these weights where they are
-            _native.enable_kernels(False)
-            assert ggml.supports(result) == bool(GgmlTensor.from_address(left).extra)
+            set_tensor = function("ggml_backend_tensor_set", None, *[ctypes.c_void_p] * 2, *[ctypes.c_size_t] * 2)
+            set_tensor(left, data.ctypes.data, 0, data.nbytes)
+            fill(right, activations)
+            results, n_ours = run(ggml, result)
+    assert n_ours == 1
+    assert_close(results[0, 0], activations @ exact_weights.T)
+
+
+def test_ggml_computes_other_types(ggml: Operations) -> None:
+    with ggml.tensors() as place:
+        half = ggml.mul_mat(place, ggml.tensor(place, type_numbers()["F16"], 64, 32), ggml.tensor(place, 0, 64, 9))
+        with ggml.memory(place, ggml.plain):
+            assert run(ggml, half)[1] == 0
 
 
 @pytest.mark.parametrize("name", [*_native.available_kernels(), "ggml", "AVX-9000"])
