@@ -195,9 +195,9 @@ def state_key(load: Load, weights: LlamaModel) -> StateKey:
     """Return everything that KV states depend on.
 
     That is the files of model and adapters, the build of llama.cpp, the variant of its processor's backend and our
-    kernels in it, the types and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other factors for longer
-    windows, the window. Vocabulary and chat template are in the files; all else of position encoding too, since a load
-    can't change it.
+    kernels in it, the types and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other
+    factors for longer windows, the window. Vocabulary and chat template are in the files; all else of position encoding
+    too, since a load can't change it.
     """
     path = Path(weights.path)
     adapters = [(load.adapters[number].path, scale) for number, scale in by_default(load.adapters)]

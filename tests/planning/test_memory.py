@@ -11,10 +11,10 @@ from support.model_facts import Facts
 from llmrun.planning.memory import (
     Memory,
     context_start,
+    kernel_types,
     kv_bytes,
     largest_context,
     memory,
-    kernel_types,
     repacked_types,
     reserved_bytes,
     rooms,

@@ -358,8 +358,8 @@ def _install_kernels(library: Any, buffer_type: int | None) -> None:
         _no_kernels = "this build of llama.cpp has another interface"
     else:
         calls = (library.ggml_backend_buffer_is_host, library.ggml_backend_buffer_get_type, barrier)
-        addresses = (ctypes.cast(call, ctypes.c_void_p).value for call in calls)
-        _native.install_kernels(buffer_type, *(address or 0 for address in addresses), wanted)
+        is_host, type_of, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls)
+        _native.install_kernels(buffer_type, is_host, type_of, wait, wanted)
         _installed[buffer_type] = wanted
         _no_kernels = ""
 
