@@ -333,7 +333,18 @@ def _choose_kernels(library: Any) -> None:
     address = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
     if address:
         kinds = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(device)
-        _install_kernels(library, kinds[0] if kinds else None)
+        _install_kernels(library, _repacking_type(library, kinds))
+
+
+def _repacking_type(library: Any, kinds: Any) -> int | None:
+    """Return the buffer type for repacked weights; the others, e.g. AMX's, have layouts that our kernels don't know."""
+    library.ggml_backend_buft_name.restype = ctypes.c_char_p
+    index = 0
+    while kinds and kinds[index]:
+        if library.ggml_backend_buft_name(ctypes.c_void_p(kinds[index])) == b"CPU_REPACK":
+            return int(kinds[index])
+        index += 1
+    return None
 
 
 def _install_kernels(library: Any, buffer_type: int | None) -> None:
