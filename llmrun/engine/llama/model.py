@@ -204,7 +204,7 @@ class LlamaModel:
         use_variant(load.cpu_variant)
         if load.verbose:
             used = kernels()
-            print(f"llmrun: matrix kernels: {used.name or f'ggml alone, {used.problem}'}", file=sys.stderr)
+            sys.stderr.write(f"llmrun: matrix kernels: {used.name or f'ggml alone, {used.problem}'}\n")
         return cls(
             load.path,
             load.gpu_layers,
