@@ -335,6 +335,27 @@ def exit_when_closed(fd: int) -> None:
         OSError: fd is not open.
     """
 
+def available_kernels() -> list[str]:
+    """Return the instruction sets that our matrix kernels can use on this processor, the best one last."""
+
+def install_kernels(buffer_type: int, is_host: int, type_of: int, barrier: int, name: str) -> None:
+    """Let our kernels compute the products they can, in the processor's backend that has this extra buffer type.
+
+    Args:
+        buffer_type: ggml's pointer. Its layout is not checked. It is changed, so only once.
+        is_host, type_of, barrier: addresses of ggml_backend_buffer_is_host, ggml_backend_buffer_get_type, ggml_barrier.
+        name: one of available_kernels().
+
+    Raises:
+        ValueError: this processor has no such kernels.
+    """
+
+def enable_kernels(are_on: bool) -> None:
+    """Switch installed kernels on or off, while nothing computes."""
+
+def products_computed() -> int:
+    """Return the number of products that our kernels have computed in this process."""
+
 def read_rate(n_bytes: int, threads: int, seconds: float) -> float:
     """Bytes/s that so many threads read from a buffer of that size, the best of the passes within so many seconds.
 

@@ -17,6 +17,7 @@
 #include "control.hpp"
 #include "decode.hpp"
 #include "gate.hpp"
+#include "ggml_kernels.hpp"
 #include "limits.hpp"
 #include "rows.hpp"
 #include "sampler.hpp"
@@ -489,12 +490,42 @@ void define_limits(nb::module_& module) {
 
 }  // namespace
 
+void install_kernels(uintptr_t buffer_type, uintptr_t is_host, uintptr_t type_of, uintptr_t barrier,
+                     const std::string& name) {
+    const llmrun::ggml::Functions functions{reinterpret_cast<bool (*)(void*)>(is_host), reinterpret_cast<void* (*)(void*)>(type_of),
+                                            reinterpret_cast<void (*)(void*)>(barrier)};
+    for (const llmrun::MatmulKernels& kernels : llmrun::available_matmul_kernels()) {
+        if (name == kernels.name) {
+            return llmrun::ggml::install(reinterpret_cast<void*>(buffer_type), functions, kernels);
+        }
+    }
+    throw std::invalid_argument("this processor has no such kernels");
+}
+
+void define_kernels(nb::module_& module) {
+    module.def(
+        "available_kernels",
+        [] {
+            std::vector<std::string> names;
+            for (const llmrun::MatmulKernels& kernels : llmrun::available_matmul_kernels()) {
+                names.emplace_back(kernels.name);
+            }
+            return names;
+        },
+        "Return the instruction sets that our kernels can use here, the best one last.");
+    module.def("install_kernels", install_kernels, "buffer_type"_a, "is_host"_a, "type_of"_a, "barrier"_a, "name"_a,
+               "Let our kernels compute what they can for a ggml extra buffer type, once.");
+    module.def("enable_kernels", llmrun::ggml::enable, "are_on"_a, "Switch the installed kernels on or off.");
+    module.def("products_computed", llmrun::ggml::computed, "Return the number of products our kernels have computed.");
+}
+
 NB_MODULE(_native, module) {
     define_bad_logits(module);
     define_watermark(module);
     define_sampler(module);
     define_control(module);
     define_limits(module);
+    define_kernels(module);
     define_decoder(module);
     define_vocabulary(module);
     define_suffixes(module);

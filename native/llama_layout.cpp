@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "ggml.h"
+#include "ggml_kernels.hpp"
 #include "llama.h"
 
 #define SIZE(structure, bytes) static_assert(sizeof(structure) == (bytes), #structure " has another size")
@@ -29,6 +30,10 @@ FIELD(ggml_tensor, data, 248, 8);
 FIELD(ggml_tensor, name, 256, 64);
 FIELD(ggml_tensor, extra, 320, 8);
 FIELD(ggml_tensor, padding, 328, 8);
+
+// ggml_kernels.hpp
+static_assert(sizeof(llmrun::ggml::Tensor) == sizeof(ggml_tensor) && offsetof(llmrun::ggml::Tensor, extra) == 320);
+static_assert(llmrun::ggml::f32 == GGML_TYPE_F32 && llmrun::ggml::mul_mat == GGML_OP_MUL_MAT && llmrun::ggml::mul_mat_id == GGML_OP_MUL_MAT_ID);
 
 // quants.py, which needs no more than the beginning
 FIELD(ggml_type_traits, type_name, 0, 8);

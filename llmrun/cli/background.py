@@ -149,7 +149,8 @@ _NAME = "llmrun.service"
 _ENABLE = f"systemctl --user daemon-reload && systemctl --user enable --now {_NAME}"
 _KEPT = (
     "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "LLAMA_CPP_LIB_PATH", "LLMRUN_LLAMA", "LLMRUN_CPU", "CUDA_VISIBLE_DEVICES",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "LLAMA_CPP_LIB_PATH", "LLMRUN_LLAMA", "LLMRUN_CPU", "LLMRUN_KERNELS",
+    "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 _LOOK_SECONDS = 0.2
 

@@ -288,6 +288,7 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
         yield Finding.of("build", error)
         return
     yield _processor_build(machine, build)
+    yield _kernels(build)
     yield from _gpus(build, details)
     yield _rpc(build)
 
@@ -295,6 +296,12 @@ def _build(machine: Hardware, details: Details) -> Iterator[Finding]:
 def _read_build() -> Build:
     with closing(EngineClient()) as engine:
         return engine.do(BUILD, Empty(), seconds=_BUILD_SECONDS)
+
+
+def _kernels(build: Build) -> Finding:
+    if build.kernels:
+        return Finding("matrix kernels", "ok", f"llmrun's, for {build.kernels}")
+    return Finding("matrix kernels", "ok", f"ggml's ({build.no_kernels or 'unknown'})")
 
 
 def _processor_build(machine: Hardware, build: Build) -> Finding:

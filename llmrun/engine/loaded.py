@@ -19,7 +19,7 @@ from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.base import DecodeError
 from llmrun.engine.llama.context import LlamaContext
-from llmrun.engine.llama.library import build, cpu_variant
+from llmrun.engine.llama.library import build, cpu_variant, kernels
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.service import Preparer
 from llmrun.errors import LlmrunError, OutOfMemoryError
@@ -208,15 +208,15 @@ def _states(load: Load, weights: LlamaModel) -> KVStore | None:
 def state_key(load: Load, weights: LlamaModel) -> StateKey:
     """Return everything that KV states depend on.
 
-    That is the files of model and adapters, the build of llama.cpp and the variant of its processor's backend, the
-    types and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other factors for longer
-    windows, the window. Vocabulary and chat template are in the files; all else of position encoding too, since a load
-    can't change it.
+    That is the files of model and adapters, the build of llama.cpp, the variant of its processor's backend and our
+    kernels in it, the types and the layout of the cache, the scale of each adapter, and with LongRoPE, which has other
+    factors for longer windows, the window. Vocabulary and chat template are in the files; all else of position encoding
+    too, since a load can't change it.
     """
     path = Path(weights.path)
     adapters = [(load.adapters[number].path, scale) for number, scale in by_default(load.adapters)]
     rest = [
-        f"llama.cpp {build()} {cpu_variant()}".rstrip(),
+        f"llama.cpp {build()} {cpu_variant()} {kernels().name}".rstrip(),
         f"{load.kv_type_k} {load.kv_type_v} {load.flash_attention}",
     ]
     if weights.rope_depends_on_window:

@@ -6,6 +6,8 @@ windows in tokens. tests/benchmarks/plan.py compares these figures with real pro
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -208,6 +210,17 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle * _CONTEXT_STEP) else (low, middle - 1)
     return low * _CONTEXT_STEP
+
+
+KERNELS_VARIABLE = "LLMRUN_KERNELS"
+_KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
+
+
+def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
+    """Return the types whose products llmrun's own kernels compute on this processor (native/matmul_core.hpp)."""
+    is_off = os.environ.get(KERNELS_VARIABLE) == "ggml"
+    has_kernels = sys.platform == "linux" and not is_off and {"avx2", "fma"} <= set(cpu_flags)
+    return _KERNEL_TYPES if has_kernels else frozenset()
 
 
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:

@@ -11,7 +11,7 @@ from llmrun.gguf import types
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.types import FILE_TYPES
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.memory import repacked_types
+from llmrun.planning.memory import kernel_types, repacked_types
 from llmrun.planning.predict import predict, work_of
 from llmrun.protocol.jobs.machine import MachineSpeed
 
@@ -167,7 +167,7 @@ def slow_prompts(type_name: str, cpu_flags: Collection[str]) -> str:
 
     On x86 ggml has no matrix kernel for blocks of 32 with a minimum: SmolLM2 in Q4_1 reads 290 tokens/s, in Q4_0 800.
     """
-    if type_name not in ("Q4_1", "Q5_1") or "avx2" not in cpu_flags:
+    if type_name not in {"Q4_1", "Q5_1"} - kernel_types(cpu_flags) or "avx2" not in cpu_flags:
         return ""
     return f"{type_name} reads prompts at about a third of the speed of Q4_0, IQ4_NL or Q4_K_M on this processor"
 

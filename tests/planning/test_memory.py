@@ -11,6 +11,7 @@ from support.model_facts import Facts
 from llmrun.planning.memory import (
     Memory,
     context_start,
+    kernel_types,
     kv_bytes,
     largest_context,
     memory,
@@ -125,3 +126,11 @@ def test_repacked_types() -> None:
     assert "Q2_K" in repacked_types(("avx2", "avx512f"))
     assert "Q8_0" in repacked_types(("asimd", "asimddp"))
     assert not repacked_types(("sse4_2",))
+
+
+def test_types_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    assert "Q4_1" in kernel_types(("avx2", "fma"))
+    assert not kernel_types(("avx2",))
+    monkeypatch.setenv("LLMRUN_KERNELS", "ggml")
+    assert not kernel_types(("avx2", "fma"))

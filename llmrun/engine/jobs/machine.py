@@ -29,7 +29,7 @@ from llmrun.engine.llama.devices import (
     supports_offload,
 )
 from llmrun.engine.llama.ggml import Operations
-from llmrun.engine.llama.library import cpu_variant, distinct_variants, start
+from llmrun.engine.llama.library import cpu_variant, distinct_variants, kernels, start
 from llmrun.errors import LlmrunError, OutOfMemoryError
 from llmrun.gguf.types import TENSOR_TYPES, WEIGHT_TYPES
 from llmrun.protocol.jobs import Empty
@@ -93,6 +93,7 @@ def run_build(command: Empty, report: Callable[[Empty], None], flag: _native.Can
         has_rpc(),
         tuple(backends()),
         cpu_variant(),
+        *kernels(),
     )
 
 

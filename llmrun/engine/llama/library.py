@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from llmrun import _native
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.llama_folder import backend_folders, folder_of, package_folder
 
@@ -51,6 +52,11 @@ _NEXTN_NAMES = (
     ),
 )
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
+KERNELS_VARIABLE = "LLMRUN_KERNELS"
+_GGML = "ggml"
+_BUFFER_TYPE_FUNCTIONS = 6  # struct ggml_backend_buffer_type: pointers to functions, the device, an object
+_installed: dict[int, str] = {}  # buffer types that our kernels answer for: ggml's pointer -> instruction set
+_no_kernels = "llama.cpp is not loaded"
 _SMALL_STACK = ctypes.create_string_buffer(2048)  # Linux's MINSIGSTKSZ on x86; tiles need 8 KiB more
 
 
@@ -299,6 +305,12 @@ def cpu_variant() -> str:
 
 
 def _variant_in_use(library: Any) -> str:
+    match = _VARIANT.fullmatch(Path(_cpu_library_path(library)).name)
+    return match[1] if match else ""
+
+
+def _cpu_library_path(library: Any) -> str:
+    """Return the path of the processor's backend; "" if the system can't tell."""
     if sys.platform == "win32":
         return ""
     pointer = ctypes.c_void_p
@@ -307,17 +319,87 @@ def _variant_in_use(library: Any) -> str:
     address = pointer.from_address(library.ggml_backend_reg_by_name(b"CPU") + _REGISTRY_FUNCTION)
     if not ctypes.CDLL(None).dladdr(address, info):
         return ""
-    match = _VARIANT.fullmatch(Path(os.fsdecode(ctypes.string_at(info[0] or 0))).name)
-    return match[1] if match else ""
+    return os.fsdecode(ctypes.string_at(info[0] or 0))
+
+
+def _cpu_library(library: Any) -> Any:
+    """Return the library of the processor's backend; the one that links it if the system can't tell."""
+    path = _cpu_library_path(library)
+    return ctypes.CDLL(path) if path else library
 
 
 def _choose_kernels(library: Any) -> None:
-    """Make ggml choose now which of the processor's special kernels it uses; the choice is final."""
+    """Make ggml choose now which of the processor's special kernels it uses; the choice is final. Then add ours."""
     pointer, names = ctypes.c_void_p, "ggml_backend_dev_by_type ggml_backend_dev_backend_reg"
-    for name in (*names.split(), "ggml_backend_reg_get_proc_address"):
+    for name in (*names.split(), "ggml_backend_reg_get_proc_address", "ggml_backend_buft_get_device"):
         getattr(library, name).restype = pointer
     device = library.ggml_backend_dev_by_type(_CPU_DEVICE)
     registry = library.ggml_backend_dev_backend_reg(pointer(device))
     address = library.ggml_backend_reg_get_proc_address(pointer(registry), b"ggml_backend_dev_get_extra_bufts")
     if address:
-        ctypes.CFUNCTYPE(pointer, pointer)(address)(device)
+        kinds = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(device)
+        _install_kernels(library, _repacking_type(library, kinds))
+
+
+def _repacking_type(library: Any, kinds: Any) -> int | None:
+    """Return the buffer type for repacked weights; the others, e.g. AMX's, have layouts that our kernels don't know."""
+    library.ggml_backend_buft_name.restype = ctypes.c_char_p
+    index = 0
+    while kinds and kinds[index]:
+        if library.ggml_backend_buft_name(ctypes.c_void_p(kinds[index])) == b"CPU_REPACK":
+            return int(kinds[index])
+        index += 1
+    return None
+
+
+def _install_kernels(library: Any, buffer_type: int | None) -> None:
+    """Let our own kernels compute the products they can (native/ggml_kernels.hpp), or remember why they can't.
+
+    LLMRUN_KERNELS=ggml leaves everything to ggml; another value names the instruction set.
+    """
+    global _no_kernels
+    names = _native.available_kernels()
+    wanted = os.environ.get(KERNELS_VARIABLE) or (names[-1] if names else "")
+    _native.enable_kernels(wanted != _GGML)
+    barrier = _exported(_cpu_library(library), "ggml_barrier")
+    if wanted == _GGML:
+        _no_kernels = f"{KERNELS_VARIABLE}={_GGML}"
+    elif not buffer_type:
+        _no_kernels = "this build of llama.cpp has no place for them"
+    elif buffer_type in _installed:
+        _no_kernels = ""
+    elif wanted not in names:
+        _no_kernels = f"none for {wanted or 'this processor'}"
+    elif barrier is None or not _has_known_layout(library, buffer_type):
+        _no_kernels = "this build of llama.cpp has another interface"
+    else:
+        calls = (library.ggml_backend_buffer_is_host, library.ggml_backend_buffer_get_type, barrier)
+        is_host, type_of, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls)
+        _native.install_kernels(buffer_type, is_host, type_of, wait, wanted)
+        _installed[buffer_type] = wanted
+        _no_kernels = ""
+
+
+def _has_known_layout(library: Any, buffer_type: int) -> bool:
+    """Return whether struct ggml_backend_buffer_type is the one that our kernels know: its device, then an object."""
+    fields = (ctypes.c_void_p * (_BUFFER_TYPE_FUNCTIONS + 2)).from_address(buffer_type)
+    device = library.ggml_backend_buft_get_device(ctypes.c_void_p(buffer_type))
+    return fields[_BUFFER_TYPE_FUNCTIONS] == device and bool(fields[_BUFFER_TYPE_FUNCTIONS + 1])
+
+
+def kernels() -> Kernels:
+    """Return what our own kernels use, and why they can't be used."""
+    import_llama()
+    return Kernels(next(reversed(_installed.values()), "") if not _no_kernels else "", _no_kernels)
+
+
+class Kernels(NamedTuple):
+    """Our own matrix kernels in the processor's backend.
+
+    Attributes:
+        name: their instruction set, e.g. "AVX-512 VNNI"; "" if there are none.
+        problem: why there are none.
+    """
+
+    name: str
+    problem: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import sys
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.devices import DeviceParameters, add_workers, gpus
-from llmrun.engine.llama.library import import_llama, use_variant
+from llmrun.engine.llama.library import import_llama, kernels, use_variant
 from llmrun.engine.llama.vocabulary import SPACE_CHANGES, STRIPS_ACCENTS, LlamaVocabulary
 from llmrun.errors import BadModelError, CancelledError
 from llmrun.protocol.settings import DEFAULTS, EngineSettings
@@ -201,6 +202,9 @@ class LlamaModel:
         No other model may be open, but one of the same variant.
         """
         use_variant(load.cpu_variant)
+        if load.verbose:
+            used = kernels()
+            sys.stderr.write(f"llmrun: matrix kernels: {used.name or f'ggml alone, {used.problem}'}\n")
         return cls(
             load.path,
             load.gpu_layers,

@@ -24,6 +24,8 @@ class Build:
     rpc: bool = False  # the build can use RPC workers
     backends: tuple[str, ...] = ()  # in use, e.g. "CPU" and "CUDA"
     cpu_variant: str = ""  # of the processor's backend, e.g. "zen4"; "" where the build has only one
+    kernels: str = ""  # instruction set of llmrun's own matrix kernels; "" where ggml's compute
+    no_kernels: str = ""  # why
 
 
 BUILD = JobKind("build", Empty, Empty, Build)

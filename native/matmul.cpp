@@ -1,0 +1,53 @@
+#include "matmul.hpp"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
+namespace llmrun {
+
+#ifdef LLMRUN_MATMUL_X86
+extern const MatmulKernels matmul_avx2;
+extern const MatmulKernels matmul_avxvnni;
+extern const MatmulKernels matmul_avx512vnni;
+#endif
+
+namespace {
+
+std::vector<MatmulKernels> find_available() {
+    std::vector<MatmulKernels> found;
+#ifdef LLMRUN_MATMUL_X86
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+        return found;
+    }
+    found.push_back(matmul_avx2);
+    unsigned registers[4] = {};  // of leaf 7, subleaf 1: AVX-VNNI has no name in older compilers
+    if (__get_cpuid_count(7, 1, &registers[0], &registers[1], &registers[2], &registers[3]) && ((registers[0] >> 4) & 1)) {
+        found.push_back(matmul_avxvnni);
+    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni")) {
+        found.push_back(matmul_avx512vnni);
+    }
+#endif
+    return found;
+}
+
+}  // namespace
+
+const MatmulKernel* MatmulKernels::of(int type, bool is_repacked) const {
+    for (const MatmulKernel* kernel = begin; kernel != end; ++kernel) {
+        if (kernel->type == type && kernel->is_repacked == is_repacked) {
+            return kernel;
+        }
+    }
+    return nullptr;
+}
+
+const std::vector<MatmulKernels>& available_matmul_kernels() {
+    static const std::vector<MatmulKernels> available = find_available();
+    return available;
+}
+
+}  // namespace llmrun

@@ -1,0 +1,61 @@
+// Products of quantized weights and activations on the processor. Knows neither ggml nor threads: ggml_kernels.cpp calls it.
+//
+// The activations are quantized to 8 bits in blocks of 32, once for all rows of weights ("packed"). A panel of weight rows is unpacked
+// to bytes with one scale (and minimum) a block, once for all columns, into a scratch that stays in the cache. A tile of
+// rows x columns of sums is then kept in registers: integers are exact within a block; blocks are added as floats from the
+// first to the last. So an element is computed in one way, whatever else is in the batch and whoever computes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace llmrun {
+
+// Columns of floats: of the activations, or of the results.
+struct Columns {
+    float* first;
+    int64_t stride;         // floats from a column to the next one
+    const int64_t* places;  // or, if not null, where each column begins, in floats from the first one
+
+    float* at(int64_t column) const { return first + (places ? places[column] : column * stride); }
+};
+
+struct Product {
+    const uint8_t* weights;
+    int64_t row_bytes;
+    int64_t rows;
+    int64_t depth;  // elements of a row, and of a column of activations
+    int64_t columns;
+    const char* packed;
+    Columns results;
+};
+
+// The functions for one type of weights.
+struct MatmulKernel {
+    int type;  // ggml's number
+    bool is_repacked;  // in ggml's interleaved layout, 8 rows at a time
+    int block;  // the depth is a multiple of it
+    int64_t (*packed_bytes)(int64_t depth, int64_t columns);
+    // A record is a block of the columns of a tile. Threads may write different ones.
+    int64_t (*records)(int64_t depth, int64_t columns);
+    void (*pack)(const Columns& activations, int64_t depth, int64_t columns, char* packed, int64_t first, int64_t last);
+    // Rows from a multiple of MatmulKernels::rows on. Threads may compute different ones.
+    void (*multiply)(const Product& product, int64_t first, int64_t last, char* scratch);
+};
+
+// The functions for one instruction set.
+struct MatmulKernels {
+    const char* name;
+    int rows;  // that are computed together
+    size_t scratch_bytes;
+    const MatmulKernel* begin;
+    const MatmulKernel* end;
+
+    const MatmulKernel* of(int type, bool is_repacked = false) const;
+};
+
+// Those that this processor can run, the best one last.
+const std::vector<MatmulKernels>& available_matmul_kernels();
+
+}  // namespace llmrun

@@ -1,0 +1,98 @@
+// What the instruction sets with 256 bits have in common: the base of their `Isa`.
+
+struct Avx2 {
+    static constexpr int lanes = 8;
+    using Int = __m256i;
+    using Float = __m256;
+
+    LLMRUN_INLINE static Int load(const void* p) { return _mm256_load_si256(static_cast<const Int*>(p)); }
+    LLMRUN_INLINE static void store(void* p, Int x) { _mm256_store_si256(static_cast<Int*>(p), x); }
+    LLMRUN_INLINE static Int none() { return _mm256_setzero_si256(); }
+    LLMRUN_INLINE static Int every(int x) { return _mm256_set1_epi32(x); }
+    LLMRUN_INLINE static Int every_of(const void* p) {
+        int x;
+        __builtin_memcpy(&x, p, sizeof x);
+        return _mm256_set1_epi32(x);
+    }
+    LLMRUN_INLINE static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
+    LLMRUN_INLINE static Int either(Int a, Int b) { return _mm256_or_si256(a, b); }
+    LLMRUN_INLINE static Int differ(Int a, Int b) { return _mm256_xor_si256(a, b); }
+    template <int Bits>
+    LLMRUN_INLINE static Int right(Int x) { return _mm256_srli_epi32(x, Bits); }
+    template <int Bits>
+    LLMRUN_INLINE static Int left(Int x) { return _mm256_slli_epi32(x, Bits); }
+    LLMRUN_INLINE static Int lookup(const int8_t* values, Int indices) {
+        return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(values))), indices);
+    }
+    LLMRUN_INLINE static Float no_floats() { return _mm256_setzero_ps(); }
+    LLMRUN_INLINE static Float every_float(float x) { return _mm256_set1_ps(x); }
+    LLMRUN_INLINE static Float every_float_of(const float* p) { return _mm256_broadcast_ss(p); }
+    LLMRUN_INLINE static Float load_floats(const float* p) { return _mm256_loadu_ps(p); }
+    LLMRUN_INLINE static void store_floats(float* p, Float x) { _mm256_storeu_ps(p, x); }
+    LLMRUN_INLINE static Float to_floats(Int x) { return _mm256_cvtepi32_ps(x); }
+    LLMRUN_INLINE static Float times(Float a, Float b) { return _mm256_mul_ps(a, b); }
+    LLMRUN_INLINE static Float minus(Float a, Float b) { return _mm256_sub_ps(a, b); }
+    LLMRUN_INLINE static Float add_product(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+    LLMRUN_INLINE static Float halves(const uint16_t* p) {
+        return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    // of the lower 16 bits
+    LLMRUN_INLINE static Float half(Int x) {
+        const Int lower = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+        return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(lower), _mm256_extracti128_si256(lower, 1)));
+    }
+    LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
+        const Int byte = _mm256_set1_epi32(255);
+        floats[0] = to_floats(both(x, byte));
+        floats[1] = to_floats(both(right<8>(x), byte));
+        floats[2] = to_floats(both(right<16>(x), byte));
+        floats[3] = to_floats(right<24>(x));
+    }
+    LLMRUN_INLINE static void signed_bytes_to_floats(Int x, Float* floats) {
+        floats[0] = to_floats(_mm256_srai_epi32(left<24>(x), 24));
+        floats[1] = to_floats(_mm256_srai_epi32(left<16>(x), 24));
+        floats[2] = to_floats(_mm256_srai_epi32(left<8>(x), 24));
+        floats[3] = to_floats(_mm256_srai_epi32(x, 24));
+    }
+    // 16 bytes of each of 8 rows -> 4 vectors with 4 bytes of each
+    LLMRUN_INLINE static void transpose(const uint8_t* rows, int64_t stride, Int* out) {
+        Int x[4];
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            const uint8_t* row = rows + i * stride;
+            x[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(row)), load_16(row + 4 * stride), 1);
+        }
+        const Int a = _mm256_unpacklo_epi32(x[0], x[1]), b = _mm256_unpackhi_epi32(x[0], x[1]);
+        const Int c = _mm256_unpacklo_epi32(x[2], x[3]), d = _mm256_unpackhi_epi32(x[2], x[3]);
+        out[0] = _mm256_unpacklo_epi64(a, c);
+        out[1] = _mm256_unpackhi_epi64(a, c);
+        out[2] = _mm256_unpacklo_epi64(b, d);
+        out[3] = _mm256_unpackhi_epi64(b, d);
+    }
+    // 8 bytes of each of 8 rows -> 2 vectors with 4 bytes of each
+    LLMRUN_INLINE static void unzip(const uint8_t* rows, int64_t, Int* out) {
+        const Float a = load_floats(reinterpret_cast<const float*>(rows)), b = load_floats(reinterpret_cast<const float*>(rows) + 8);
+        out[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
+        out[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+    }
+    LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    }
+    LLMRUN_INLINE static float quantize(const float* values, char* bytes, int* sums) {
+        const Float sign = _mm256_set1_ps(-0.0f);
+        Float x[4], most = no_floats();
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            x[i] = load_floats(values + 8 * i);
+            most = _mm256_max_ps(most, _mm256_andnot_ps(sign, x[i]));
+        }
+        __m128 four = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
+        four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        const float largest = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+        const Float factor = every_float(largest > 0 ? 127.0f / largest : 0.0f);
+        __m128i halves[4];
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            const Int whole = _mm256_cvtps_epi32(times(x[i], factor));
+            halves[i] = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+        }
+        return store_quantized(_mm_packs_epi16(halves[0], halves[1]), _mm_packs_epi16(halves[2], halves[3]), largest, bytes, sums);
+    }
+};

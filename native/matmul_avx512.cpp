@@ -1,0 +1,111 @@
+#include "matmul_x86.hpp"
+
+namespace llmrun::avx512vnni {
+
+struct Isa {
+    static constexpr const char* name = "AVX-512 VNNI";
+    static constexpr int lanes = 16, vectors = 2, columns = 6;
+    static constexpr bool has_wide_bytes = true;  // sums of any byte and activation
+    using Int = __m512i;
+    using Float = __m512;
+
+    LLMRUN_INLINE static Int load(const void* p) { return _mm512_load_si512(p); }
+    LLMRUN_INLINE static void store(void* p, Int x) { _mm512_store_si512(p, x); }
+    LLMRUN_INLINE static Int none() { return _mm512_setzero_si512(); }
+    LLMRUN_INLINE static Int every(int x) { return _mm512_set1_epi32(x); }
+    LLMRUN_INLINE static Int every_of(const void* p) {
+        int x;
+        __builtin_memcpy(&x, p, sizeof x);
+        return _mm512_set1_epi32(x);
+    }
+    LLMRUN_INLINE static Int both(Int a, Int b) { return _mm512_and_si512(a, b); }
+    LLMRUN_INLINE static Int either(Int a, Int b) { return _mm512_or_si512(a, b); }
+    LLMRUN_INLINE static Int differ(Int a, Int b) { return _mm512_xor_si512(a, b); }
+    template <int Bits>
+    LLMRUN_INLINE static Int right(Int x) { return _mm512_srli_epi32(x, Bits); }
+    template <int Bits>
+    LLMRUN_INLINE static Int left(Int x) { return _mm512_slli_epi32(x, Bits); }
+    LLMRUN_INLINE static Int lookup(const int8_t* values, Int indices) {
+        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(values))), indices);
+    }
+    // Products are added up from begin() on by dot(), which end() adds to what there was.
+    template <bool>
+    LLMRUN_INLINE static Int begin(Int sums) { return sums; }
+    template <bool>
+    LLMRUN_INLINE static Int dot(Int sums, Int weights, Int activations) {
+        return _mm512_dpbusd_epi32(sums, weights, activations);
+    }
+    template <bool>
+    LLMRUN_INLINE static Int end(Int, Int products) { return products; }
+    LLMRUN_INLINE static Float no_floats() { return _mm512_setzero_ps(); }
+    LLMRUN_INLINE static Float every_float(float x) { return _mm512_set1_ps(x); }
+    LLMRUN_INLINE static Float every_float_of(const float* p) { return _mm512_set1_ps(*p); }
+    LLMRUN_INLINE static Float load_floats(const float* p) { return _mm512_loadu_ps(p); }
+    LLMRUN_INLINE static void store_floats(float* p, Float x) { _mm512_storeu_ps(p, x); }
+    LLMRUN_INLINE static Float to_floats(Int x) { return _mm512_cvtepi32_ps(x); }
+    LLMRUN_INLINE static Float times(Float a, Float b) { return _mm512_mul_ps(a, b); }
+    LLMRUN_INLINE static Float minus(Float a, Float b) { return _mm512_sub_ps(a, b); }
+    LLMRUN_INLINE static Float add_product(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+    LLMRUN_INLINE static Float halves(const uint16_t* p) {
+        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    // of the lower 16 bits
+    LLMRUN_INLINE static Float half(Int x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
+    LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
+        const Int byte = _mm512_set1_epi32(255);
+        floats[0] = to_floats(both(x, byte));
+        floats[1] = to_floats(both(right<8>(x), byte));
+        floats[2] = to_floats(both(right<16>(x), byte));
+        floats[3] = to_floats(right<24>(x));
+    }
+    LLMRUN_INLINE static void signed_bytes_to_floats(Int x, Float* floats) {
+        floats[0] = to_floats(_mm512_srai_epi32(left<24>(x), 24));
+        floats[1] = to_floats(_mm512_srai_epi32(left<16>(x), 24));
+        floats[2] = to_floats(_mm512_srai_epi32(left<8>(x), 24));
+        floats[3] = to_floats(_mm512_srai_epi32(x, 24));
+    }
+    // 16 bytes of each of 16 rows -> 4 vectors with 4 bytes of each
+    LLMRUN_INLINE static void transpose(const uint8_t* rows, int64_t stride, Int* out) {
+        Int x[4];
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            const uint8_t* row = rows + i * stride;
+            x[i] = _mm512_castsi128_si512(load_16(row));
+            x[i] = _mm512_inserti32x4(x[i], load_16(row + 4 * stride), 1);
+            x[i] = _mm512_inserti32x4(x[i], load_16(row + 8 * stride), 2);
+            x[i] = _mm512_inserti32x4(x[i], load_16(row + 12 * stride), 3);
+        }
+        const Int a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
+        const Int c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
+        out[0] = _mm512_unpacklo_epi64(a, c);
+        out[1] = _mm512_unpackhi_epi64(a, c);
+        out[2] = _mm512_unpacklo_epi64(b, d);
+        out[3] = _mm512_unpackhi_epi64(b, d);
+    }
+    // 8 bytes of each of 8 rows, and again `stride` bytes later -> 2 vectors with 4 bytes of each
+    LLMRUN_INLINE static void unzip(const uint8_t* rows, int64_t stride, Int* out) {
+        const Int a = _mm512_loadu_si512(rows), b = _mm512_loadu_si512(rows + stride);
+        const Int even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        out[0] = _mm512_permutex2var_epi32(a, even, b);
+        out[1] = _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+    }
+    LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
+        return _mm512_cvtepu8_epi32(load_16(reinterpret_cast<const uint8_t*>(bytes)));
+    }
+    LLMRUN_INLINE static float quantize(const float* values, char* bytes, int* sums) {
+        const Float a = load_floats(values), b = load_floats(values + 16);
+        const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+        const Float factor = every_float(most > 0 ? 127.0f / most : 0.0f);
+        const __m128i x = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(a, factor)));
+        const __m128i y = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(b, factor)));
+        return store_quantized(x, y, most, bytes, sums);
+    }
+};
+
+#include "matmul_core.hpp"
+
+}  // namespace llmrun::avx512vnni
+
+namespace llmrun {
+extern const MatmulKernels matmul_avx512vnni;
+const MatmulKernels matmul_avx512vnni = avx512vnni::table;
+}  // namespace llmrun
