@@ -73,6 +73,37 @@ def test_prefixes_and_answers_as_generated_are_of_one_owner(tmp_path: Path, mode
         assert asked(server, longer, MALLORY)[1] > MANY, "and each reuses its own"
 
 
+def is_saved(folder: Path) -> bool:
+    """Whether there is a state; the model's hash is written first."""
+    return any(file.parent.name != "hashes" for file in folder.rglob("*.kv"))
+
+
+def saved_conversation(server: LiveServer, folder: Path, key: str = "") -> list[Any]:
+    """Have a conversation of two turns, wait until it is on the disk, and return it with a third question."""
+    answer, _ = asked(server, said(QUESTION), key)
+    second, _ = asked(server, said(QUESTION, answer, "And then?"), key)
+    assert eventually(lambda: is_saved(folder), SECONDS)
+    return said(QUESTION, answer, "And then?", second, "And at last?")
+
+
+def test_saved_states_are_of_one_owner_also_after_a_restart(tmp_path: Path, model: Path) -> None:
+    with real(tmp_path, model, *KEYS) as server:
+        longer = saved_conversation(server, tmp_path, ALICE)
+    with real(tmp_path, model, *reversed(KEYS)) as server:
+        assert asked(server, longer, MALLORY)[1] < FEW
+        assert asked(server, longer, ALICE)[1] > MANY
+    with real(tmp_path, model) as server:
+        assert asked(server, longer)[1] < FEW, "and the machine's user is another one"
+
+
+def test_one_key_is_the_machine_s_user(tmp_path: Path, model: Path) -> None:
+    with real(tmp_path, model) as server:
+        longer = saved_conversation(server, tmp_path)
+    with real(tmp_path, model, KEYS[0]) as server:
+        assert asked(server, longer, ALICE)[1] > MANY
+    assert not list(tmp_path.rglob("owners.secret"))
+
+
 # ---- the front, over fake engines ----
 
 
