@@ -130,7 +130,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 def with_saved_secret(policy: Policy, folder: Path) -> Policy:
     """Return a policy whose owners are the same after a restart, if its keys have different ones.
 
-    Without the secret, which never leaves this user's files, a saved state does not tell a guess of a key from the key.
+    Owners stand in saved states: nobody who reads one can try keys on it without the secret.
 
     Args:
         folder: config.Settings.state_dir. If nothing can be kept there, the owners are new ones each time.
