@@ -31,11 +31,12 @@ _COMPANIONS = ("", "-wal", "-shm")
 # ---- files -----------------------------------------------------------------------------------------
 
 
-def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = False) -> None:
+def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = False, is_private: bool = False) -> None:
     """Write a file atomically: the old content stays until the new one is complete.
 
     Args:
         makes_folder: create the folder if it is missing.
+        is_private: see arriving().
 
     Raises:
         DiskFullError: the disk is full.
@@ -51,7 +52,7 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
         with disk_errors(target), target.open("wb") as file:
             file.write(data)
         return
-    with arriving(target) as path:
+    with arriving(target, is_private=is_private) as path:
         path.write_bytes(data)
 
 
@@ -132,7 +133,12 @@ def _is_written_in_place(target: Path) -> bool:
 
 @contextmanager
 def arriving(
-    target: Path, temporary: Path | None = None, *, needed: Callable[[], int] = lambda: 0, hint: str = MAKE_ROOM
+    target: Path,
+    temporary: Path | None = None,
+    *,
+    needed: Callable[[], int] = lambda: 0,
+    hint: str = MAKE_ROOM,
+    is_private: bool = False,
 ) -> Iterator[Path]:
     """Yield an empty temporary file, which replaces the target when the block ends well.
 
@@ -140,10 +146,11 @@ def arriving(
     target unchanged. The file is locked, so that no other process takes it for the remains of a dead one.
 
     Args:
-        target: keeps its mode. Without `temporary`, the target of a symbolic link is replaced.
+        target: keeps its mode, unless it is private. Without `temporary`, the target of a symbolic link is replaced.
         temporary: another name than the usual one, in the target's folder.
         needed: see disk_errors().
         hint: see disk_errors().
+        is_private: no other user can ever read the file.
 
     Raises:
         DiskFullError: the disk is full.
@@ -155,10 +162,11 @@ def arriving(
         path = temporary or target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         path.unlink(missing_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        file = os.fdopen(os.open(path, flags, 0o666), "rb+", buffering=0)
+        file = os.fdopen(os.open(path, flags, 0o600 if is_private else 0o666), "rb+", buffering=0)
         try:
-            with suppress(FileNotFoundError):
-                path.chmod(target.stat().st_mode & 0o777)
+            if not is_private:
+                with suppress(FileNotFoundError):
+                    path.chmod(target.stat().st_mode & 0o777)
             lock(file.fileno())
             yield path
             os.fsync(file.fileno())

@@ -83,7 +83,7 @@ KeyFileOption = Annotated[
     typer.Option(
         "--key-file",
         metavar="FILE",
-        help="File with API keys, one per line; required beyond loopback.",
+        help="File with API keys, one per line; required beyond loopback. Two or more share no cached text.",
         rich_help_panel="Network",
     ),
 ]

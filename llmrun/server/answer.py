@@ -9,6 +9,7 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError
@@ -50,6 +51,11 @@ class CompletionRequest(NamedTuple):
     def of_choice(self, index: int) -> AnswerRequest:
         """Return the request for the prompt of an answer."""
         return (self.request, *self.others)[index // self.n]
+
+    def owned_by(self, owner: str) -> CompletionRequest:
+        """Return it with requests of this owner, see AnswerRequest."""
+        others = tuple(replace(each, owner=owner) for each in self.others)
+        return self._replace(request=replace(self.request, owner=owner), others=others)
 
 
 class Envelope(NamedTuple):

@@ -20,6 +20,7 @@ from llmrun.server.http import read_json
 from llmrun.server.protocols import anthropic, openai_chat, openai_responses
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
+from llmrun.server.protocols.stored_responses import StoredResponse
 
 _Result = TypeVar("_Result")
 
@@ -114,8 +115,10 @@ class EngineRoutes:
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
 
     async def _count_response(self, request: Request) -> Response:
-        responses = self._state.responses
-        counted = await self._ask(request, COUNT_TOKENS, lambda body: openai_responses.read(responses.expanded(body)))
+        def read(body: dict[str, Any]) -> CompletionRequest:
+            return openai_responses.read(self._state.responses.expanded(request.scope["owner"], body))
+
+        counted = await self._ask(request, COUNT_TOKENS, read)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": counted.total})
 
     async def _ask(
@@ -126,6 +129,7 @@ class EngineRoutes:
     ) -> _Result:
         """Return an engine's result for the prompt of a request that `read` takes from its body."""
         completion = await asyncio.to_thread(read, await read_json(request.receive))
+        completion = completion.owned_by(request.scope["owner"])
         async with self._state.engine(completion.model, request.receive) as (engine, pooled):
             prompt = self._state.pool.complete(pooled, completion.model, completion.request)
             return await engine.do(kind, prompt)
@@ -133,13 +137,15 @@ class EngineRoutes:
     # ---- kept responses ----
 
     async def _get(self, request: Request) -> Response:
-        return JSONResponse(self._state.responses.get(request.path_params["name"]).response)
+        return JSONResponse(self._kept(request).response)
 
     async def _delete(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._state.responses.remove(name)
+        self._state.responses.remove(request.scope["owner"], name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def _items(self, request: Request) -> Response:
-        items = self._state.responses.get(request.path_params["name"]).input
-        return JSONResponse({"object": "list", "data": items, "has_more": False})
+        return JSONResponse({"object": "list", "data": self._kept(request).input, "has_more": False})
+
+    def _kept(self, request: Request) -> StoredResponse:
+        return self._state.responses.get(request.scope["owner"], request.path_params["name"])

@@ -339,6 +339,7 @@ class HttpExchange:
         self._api = api
         self._pool, self._traffic, self._metrics, self._sampling, self._responses = state
         self._log: dict[str, Any] = scope["state"]
+        self._owner: str = scope["owner"]
         self._receive, self._send = receive, send
         self._direct: ChunkWriter | None = scope.get("extensions", {}).get(CHUNK_WRITER)
         self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
@@ -380,8 +381,8 @@ class HttpExchange:
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
         if self._api.is_stored:
-            body = self._responses.expanded(body)
-        completion = self._api.read(body)
+            body = self._responses.expanded(self._owner, body)
+        completion = self._api.read(body).owned_by(self._owner)
         model = self._pool.true_name(completion.model)
         return body, completion._replace(model=model, sampling={**completion.sampling, **self._sampling})
 
@@ -411,7 +412,7 @@ class HttpExchange:
             while not answers.is_done:
                 await self._forward(answers, writer)
             if self._api.is_stored:
-                self._responses.add(body, writer.whole())
+                self._responses.add(self._owner, body, writer.whole())
             await self._send_end(writer)
         finally:
             answers.cancel()

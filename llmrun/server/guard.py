@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import secrets
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,16 @@ from llmrun.server.http import (
     Send,
     UnknownEncodingError,
 )
+from llmrun.storage import write_whole
 
 MOST_BODY_BYTES = 16 << 20
 MOST_HEADER_BYTES = 64 << 10
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 """Names that always mean this machine."""
 _SHORTEST_KEY = 8
+_OWNERS_FILE = "owners.secret"
+_SECRET_BYTES = 32
+_OWNER_DIGITS = 32
 _HEALTH = ("/health", "/v1/health")
 _OPEN_PATHS = (*_HEALTH, "/")  # need no key; the page asks for it
 _OPEN_FOLDERS = ("/ui/files/", "/ui/explained/")  # the page's own files, and pages whose names nobody can guess
@@ -56,6 +63,7 @@ class Policy:
     origins: frozenset[str] = frozenset()  # of pages: "https://example.org", "app://" for a whole scheme, or "*"
     keys: tuple[bytes, ...] = field(default=(), repr=False)  # if there are any, a client must send one
     any_address: bool = False  # the Host header may be any IP address, which can't be rebound
+    secret: bytes = field(default_factory=partial(secrets.token_bytes, _SECRET_BYTES), repr=False)  # of owner()
 
     def allows_host(self, host: str) -> bool:
         """Return whether a Host header names this server."""
@@ -71,9 +79,15 @@ class Policy:
         scheme, separator, _ = origin.partition("://")
         return origin in self.origins or bool(separator and scheme + separator in self.origins)
 
-    def knows_key(self, given: bytes) -> bool:
-        """Return whether a key is valid, in constant time."""
-        return any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - always compare all
+    def owner(self, given: bytes) -> str | None:
+        """Return whose requests a key's are, see AnswerRequest; None if the key is not valid. In constant time.
+
+        With one key or none, they are those of the user of this machine.
+        """
+        is_known = any([hmac.compare_digest(given, key) for key in self.keys])  # noqa: C419 - always compare all
+        if self.keys and not is_known:
+            return None
+        return hmac.digest(self.secret, given, "sha256").hex()[:_OWNER_DIGITS] if len(self.keys) > 1 else ""
 
 
 def _is_loopback(origin: str) -> bool:
@@ -110,11 +124,30 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
             why=f"it needs one key per line, each of at least {_SHORTEST_KEY} characters",
             hint=f"openssl rand -hex 16 > {path}",
         )
-    return tuple(key.encode() for key in keys)
+    return tuple(key.encode() for key in dict.fromkeys(keys))
+
+
+def with_saved_secret(policy: Policy, folder: Path) -> Policy:
+    """Return a policy whose owners are the same after a restart, if its keys have different ones.
+
+    Owners stand in saved states: nobody who reads one can try keys on it without the secret.
+
+    Args:
+        folder: config.Settings.state_dir. If nothing can be kept there, the owners are new ones each time.
+    """
+    if len(policy.keys) < 2:
+        return policy
+    path = folder / _OWNERS_FILE
+    with suppress(OSError):
+        if len(secret := path.read_bytes()) == _SECRET_BYTES:
+            return replace(policy, secret=secret)
+    with suppress(LlmrunError):
+        write_whole(path, policy.secret, makes_folder=True, is_private=True)
+    return policy
 
 
 class Guard:
-    """ASGI middleware that rejects requests.
+    """ASGI middleware that rejects requests; the others get `scope["owner"]`, see Policy.owner().
 
     Args:
         reject: sends an error.
@@ -164,9 +197,11 @@ class Guard:
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
         is_open = scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDERS)
-        if self._policy.keys and not is_open and not self._policy.knows_key(_key(headers)):
+        owner = self._policy.owner(_key(headers))
+        if owner is None and not is_open:
             hint = "Authorization: Bearer KEY, or x-api-key: KEY"
             raise InvalidKeyError("the API key is missing or wrong", hint=hint)
+        scope["owner"] = owner or ""
         lengths = [value for name, value in headers if name == b"content-length"]
         if len(lengths) > 1 or (lengths and header(headers, b"transfer-encoding") is not None):
             raise MalformedRequestError("the request has two body lengths")

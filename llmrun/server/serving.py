@@ -28,7 +28,7 @@ from llmrun.protocol.questions import EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.app import AccessRecord, HttpApp
 from llmrun.server.exchange import ServerState, Traffic
-from llmrun.server.guard import Policy
+from llmrun.server.guard import Policy, with_saved_secret
 from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ModelMetrics, ServerMetrics
@@ -171,7 +171,8 @@ class Serving:
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called and running answers are finished or their grace period is over."""
         options = self._options
-        listener = Listener(self._http.app(options.policy), listening, options.receive_seconds)
+        policy = with_saved_secret(options.policy, self._settings.state_dir)
+        listener = Listener(self._http.app(policy), listening, options.receive_seconds)
         await listener.start()
         warming = [asyncio.ensure_future(self._warm(name)) for name in options.names]
         try:

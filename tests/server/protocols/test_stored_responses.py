@@ -26,46 +26,46 @@ def response(name: str) -> dict[str, Any]:
 
 def test_a_request_goes_on_from_a_kept_response() -> None:
     store = ResponseStore()
-    store.add({"input": "Hello"}, response("r1"))
+    store.add("", {"input": "Hello"}, response("r1"))
     first = {"type": "message", "role": "user", "content": "Hello"}
-    second = store.expanded({"input": [{"role": "user", "content": "And?"}], "previous_response_id": "r1"})
+    second = store.expanded("", {"input": [{"role": "user", "content": "And?"}], "previous_response_id": "r1"})
     assert second["input"] == [first, SAID, {"role": "user", "content": "And?"}]
-    store.add(second, response("r2"))
-    third = store.expanded({"input": "So?", "previous_response_id": "r2"})
+    store.add("", second, response("r2"))
+    third = store.expanded("", {"input": "So?", "previous_response_id": "r2"})
     assert third["input"] == [*second["input"], SAID, {**first, "content": "So?"}]
 
 
 def test_a_reference_becomes_its_item() -> None:
     store = ResponseStore()
-    store.add({"input": "Hello"}, response("r1"))
-    assert store.expanded({"input": [{"type": "item_reference", "id": "msg_1"}]})["input"] == [SAID]
+    store.add("", {"input": "Hello"}, response("r1"))
+    assert store.expanded("", {"input": [{"type": "item_reference", "id": "msg_1"}]})["input"] == [SAID]
     with pytest.raises(ResponseNotFoundError, match="msg_2"):
-        store.expanded({"input": [{"type": "item_reference", "id": "msg_2"}]})
+        store.expanded("", {"input": [{"type": "item_reference", "id": "msg_2"}]})
 
 
 def test_what_is_unknown_or_not_to_be_kept_is_refused() -> None:
     store = ResponseStore()
-    store.add({"input": "Hello", "store": False}, response("r1"))
+    store.add("", {"input": "Hello", "store": False}, response("r1"))
     for wrong in (
-        lambda: store.get("r1"),
-        lambda: store.remove("r1"),
-        lambda: store.expanded({"previous_response_id": "r1"}),
+        lambda: store.get("", "r1"),
+        lambda: store.remove("", "r1"),
+        lambda: store.expanded("", {"previous_response_id": "r1"}),
     ):
         with pytest.raises(ResponseNotFoundError, match="r1"):
             wrong()
     with pytest.raises(UsageError, match="previous_response_id must be a string"):
-        store.expanded({"previous_response_id": 5})
+        store.expanded("", {"previous_response_id": 5})
 
 
 def test_the_oldest_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_responses, "_MOST_BYTES", 3 * len(json.dumps([[], response("r0")])))
     store = ResponseStore()
     for number in range(9):
-        store.add({"input": []}, response(f"r{number}"))
-    assert store.get("r8")
-    assert store.get("r6")
+        store.add("", {"input": []}, response(f"r{number}"))
+    assert store.get("", "r8")
+    assert store.get("", "r6")
     with pytest.raises(ResponseNotFoundError, match="r5"):
-        store.get("r5")
+        store.get("", "r5")
 
 
 @pytest.fixture
@@ -98,13 +98,13 @@ def test_a_thread_reads_while_another_adds() -> None:
     """Long bodies are expanded in a thread; before, it said that the dictionary changed."""
     store = ResponseStore()
     for number in range(900):
-        store.add({"input": []}, {"id": f"r{number}", "output": []})
-    store.add({"input": "Hello"}, {**response("old")})
+        store.add("", {"input": []}, {"id": f"r{number}", "output": []})
+    store.add("", {"input": "Hello"}, {**response("old")})
     added = threading.Event()
 
     def add() -> None:
         for number in range(3000):
-            store.add({"input": []}, {"id": f"n{number}", "output": []})
+            store.add("", {"input": []}, {"id": f"n{number}", "output": []})
         added.set()
 
     adding = threading.Thread(target=add)
@@ -114,7 +114,7 @@ def test_a_thread_reads_while_another_adds() -> None:
         adding.start()
         while not added.is_set():
             with pytest.raises(ResponseNotFoundError):
-                store.expanded({"input": [{"type": "item_reference", "id": "nothing"}]})
+                store.expanded("", {"input": [{"type": "item_reference", "id": "nothing"}]})
     finally:
         sys.setswitchinterval(interval)
         adding.join()
