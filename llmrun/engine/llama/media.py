@@ -140,6 +140,7 @@ class Projector:
         status = self._path.stat()
         self._key = f"{status.st_size} {status.st_mtime_ns} ".encode()
         self._pointer = pointer
+        weakref.finalize(self, mtmd.mtmd_free, pointer).atexit = False
 
     def _refusal(self, why: str, modality: Modality) -> BadModelError:
         what = f"{self._path.name} can't encode {PLURALS[modality]} for {Path(self._model.path).name}"
