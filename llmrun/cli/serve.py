@@ -479,7 +479,7 @@ async def _watch(
         if server.log:
             rotate(Path(server.log))
         now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending, drafts=serving.drafts)
-        if view.is_live or serving.metrics.figures.running or now.requests != tuple(view.requests):
+        if view.is_live or now.requests != tuple(view.requests):
             conditions = (await serving.statuses()).values()
             n_bytes = sum(condition.checkpoint_bytes for condition in conditions)
             threads = min((condition.threads for condition in conditions), default=(0, 0))

@@ -141,7 +141,7 @@ def make_plan(
     on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
     n_batch = min(max(preferences.n_ubatch, DEVICE_BATCH if on_device else 0), n_ctx)
     fit, context_notes = _with_wide_micro_batches(fit, n_ctx, n_cells, n_batch, context_notes)
-    threads, thread_notes = _threads(hardware, fit.preferences.threads)
+    threads, thread_notes = _threads(hardware, fit.preferences, on_device=on_device)
     n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
     flash_attention = _flash_attention(fit)
     grows = flash_attention == "off" or not hardware.kv_on_use
@@ -155,8 +155,6 @@ def make_plan(
         n_ctx_start=n_ctx_start,
         n_batch=n_batch,
         n_ubatch=fit.preferences.n_ubatch,
-        threads=threads,
-        adapts_threads=preferences.adapts_threads and preferences.threads is None and threads > 1 and not on_device,
         gpu_layers=split.gpu_layers,
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
@@ -177,7 +175,7 @@ def make_plan(
         gpu_excess=measured.gpu_excess,
         cpu_variant=measured.cpu_variant,
         gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
-        **{**fit.preferences.as_given, "flash_attention": flash_attention},
+        **{**fit.preferences.as_given, **threads, "flash_attention": flash_attention},
     )
     return _with_copies(plan, fit, is_on_use=not (on_device or grows))
 
@@ -547,7 +545,16 @@ class _ContextFit:
         return ""
 
 
-def _threads(hardware: Hardware, preferred: int | None) -> tuple[int, list[str]]:
+def _threads(
+    hardware: Hardware, preferences: LoadPreferences, *, on_device: bool
+) -> tuple[dict[str, int | bool], list[str]]:
+    """Return the settings of threads, and notes."""
+    count, notes = _number_of_threads(hardware, preferences.threads)
+    is_open = preferences.adapts_threads and preferences.threads is None
+    return {"threads": count, "adapts_threads": is_open and count > 1 and not on_device}, notes
+
+
+def _number_of_threads(hardware: Hardware, preferred: int | None) -> tuple[int, list[str]]:
     if preferred is not None:
         if preferred > hardware.logical_cores:
             return preferred, [

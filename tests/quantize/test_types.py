@@ -214,7 +214,7 @@ def test_a_busy_machine_gives_no_figures(header: Header, monkeypatch: pytest.Mon
     found = speed(4.0)
     monkeypatch.setattr("llmrun.cli.tune.speed_of", lambda *arguments, **more: found)
     assert tune._fast_copy(header, MACHINE, tmp_path) is not None
-    found = speed(4.0, others=1.0)
+    found = replace(speed(4.0, others=1.0), is_estimated=True)
     assert tune._fast_copy(header, MACHINE, tmp_path) is None
 
 

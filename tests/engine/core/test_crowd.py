@@ -10,6 +10,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, hashed, tokens_of
 
+from llmrun.engine.core.prefix import NO_SALT
 from llmrun.engine.core.slots import HostPrefix
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import Aborted
@@ -133,7 +134,7 @@ def test_random_crowds_with_idle_jobs_saves_and_reloads(
             if len(conversation) > n_ctx - 50:
                 conversation[:] = system
             if rng.random() < 0.4:
-                talk.engine.read_ahead(list(conversation), "")
+                talk.engine.read_ahead(list(conversation), NO_SALT)
             asked[number] = list(conversation), rng.randint(1, 40)
             talk.ask(list(conversation), SAMPLING, most=asked[number][1], request=number)
             for _ in range(rng.choice([0, 1, 10, 200])):

@@ -115,9 +115,10 @@ def test_copies_take_what_the_plan_has_for_them_and_for_unused_cells(streams: bo
     limits = {"copy_bytes": 3000, "cell_bytes": 4}
     talk = Conversation(hashed, n_ctx=2000, n_batch=16, n_seq_max=2, streams=streams, **limits)
     slots, held = talk.engine._slots, []
+    scattered = 0 if streams else 32  # cells of a pool that llama.cpp may skip
 
     def check() -> None:
-        untouched = max(talk.context.n_cells - slots.budget.touched - 32, 0)
+        untouched = max(talk.context.n_cells - slots.budget.touched - scattered, 0)
         held.append(slots._host_cache.n_bytes)
         assert held[-1] == sum(len(prefix.state) for prefix in slots._host_cache.prefixes)
         assert held[-1] <= 3000 + 4 * untouched

@@ -15,6 +15,7 @@ from support.hybrid_models import CASES, HYBRIDS, write_models
 
 from llmrun import _native
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.prefix import NO_SALT
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.states import KVStore
@@ -212,7 +213,7 @@ def test_random_conversations_with_idle_jobs_saves_and_restarts(model: LlamaMode
                     del conversation[rng.randint(len(conversation) // 2, len(conversation) - 1) :]
                 conversation += [END, *rng.choices(range(3, 100), k=rng.randint(1, 120))]
                 if rng.random() < 0.5:
-                    talk[0].read_ahead(conversation, "")
+                    talk[0].read_ahead(conversation, NO_SALT)
                 found, ended = ask(talk, conversation, request=request)
                 reused += ended.stats.reused_tokens
                 assert_as_fresh(model, found, conversation)
