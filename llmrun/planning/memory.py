@@ -218,8 +218,8 @@ _KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K
 
 def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
     """Return the types whose products llmrun's own kernels compute on this processor (native/matmul_core.hpp)."""
-    is_off = os.environ.get(KERNELS_VARIABLE) == "ggml"
-    has_kernels = sys.platform == "linux" and not is_off and {"avx2", "fma"} <= set(cpu_flags)
+    are_on = os.environ.get(KERNELS_VARIABLE, "") not in ("", "ggml")
+    has_kernels = sys.platform == "linux" and are_on and {"avx2", "fma"} <= set(cpu_flags)
     return _KERNEL_TYPES if has_kernels else frozenset()
 
 

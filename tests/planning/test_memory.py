@@ -130,6 +130,7 @@ def test_repacked_types() -> None:
 
 def test_types_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("LLMRUN_KERNELS", "on")
     assert "Q4_1" in kernel_types(("avx2", "fma"))
     assert not kernel_types(("avx2",))
     monkeypatch.setenv("LLMRUN_KERNELS", "ggml")

@@ -53,7 +53,7 @@ _NEXTN_NAMES = (
 )
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 KERNELS_VARIABLE = "LLMRUN_KERNELS"
-_GGML = "ggml"
+_GGML, _ON = "ggml", "on"
 _BUFFER_TYPE_FUNCTIONS = 6  # struct ggml_backend_buffer_type: pointers to functions, the device, an object
 _installed: dict[int, str] = {}  # buffer types that our kernels answer for: ggml's pointer -> instruction set
 _no_kernels = "llama.cpp is not loaded"
@@ -355,15 +355,18 @@ def _repacking_type(library: Any, kinds: Any) -> int | None:
 def _install_kernels(library: Any, buffer_type: int | None) -> None:
     """Let our own kernels compute the products they can (native/ggml_kernels.hpp), or remember why they can't.
 
-    LLMRUN_KERNELS=ggml leaves everything to ggml; another value names the instruction set.
+    LLMRUN_KERNELS=on switches them on, the name of an instruction set those for it. They are off by default: they round
+    activations otherwise than ggml's kernels for few columns, so that greedy answers from a cached prefix would differ
+    from those of a computed one.
     """
     global _no_kernels
-    names = _native.available_kernels()
-    wanted = os.environ.get(KERNELS_VARIABLE) or (names[-1] if names else "")
+    names, wanted = _native.available_kernels(), os.environ.get(KERNELS_VARIABLE) or _GGML
+    if wanted == _ON and names:
+        wanted = names[-1]
     _native.enable_kernels(wanted != _GGML)
     barrier = _exported(_cpu_library(library), "ggml_barrier")
     if wanted == _GGML:
-        _no_kernels = f"{KERNELS_VARIABLE}={_GGML}"
+        _no_kernels = f"{KERNELS_VARIABLE}={_ON} adds llmrun's own"
     elif not buffer_type:
         _no_kernels = "this build of llama.cpp has no place for them"
     elif buffer_type in _installed:

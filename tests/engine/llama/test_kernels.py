@@ -27,11 +27,12 @@ pytestmark = pytest.mark.skipif(not _native.available_kernels(), reason="no kern
 
 
 @pytest.fixture
-def ggml() -> Iterator[Operations]:
-    import_llama()
-    _native.enable_kernels(True)
+def ggml(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operations]:
+    monkeypatch.setenv("LLMRUN_KERNELS", "on")
+    monkeypatch.setattr(library_module, "_no_kernels", "")
+    library_module._choose_kernels(import_llama()._lib)
     yield Operations(threads=2)
-    _native.enable_kernels(True)
+    _native.enable_kernels(False)
 
 
 def fill(tensor: int, data: Any) -> None:
@@ -142,20 +143,22 @@ def test_ggml_computes_other_types(ggml: Operations) -> None:
             assert run(ggml, half)[1] == 0
 
 
-@pytest.mark.parametrize("name", [*_native.available_kernels(), "ggml", "AVX-9000"])
+@pytest.mark.parametrize("name", [*_native.available_kernels(), "on", "ggml", "", "AVX-9000"])
 def test_the_kernels_are_chosen_by_name(name: str) -> None:
     with closing(EngineClient(launch(environment={"LLMRUN_KERNELS": name}))) as engine:
         build = engine.do(BUILD, Empty())
-    if name in _native.available_kernels():
-        assert (build.kernels, build.no_kernels) == (name, "")
+    if name in ("on", *_native.available_kernels()):
+        best = _native.available_kernels()[-1]
+        assert (build.kernels, build.no_kernels) == (best if name == "on" else name, "")
     else:
         assert build.kernels == ""
-        assert name in build.no_kernels
+        assert ("LLMRUN_KERNELS=on" if name in ("", "ggml") else name) in build.no_kernels
 
 
 def test_a_build_with_another_interface_keeps_ggmls_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The object that is replaced has to be where we know it."""
     ggml = Operations(threads=1)
+    monkeypatch.setenv("LLMRUN_KERNELS", "on")
     monkeypatch.setattr(library_module, "_installed", {})
     monkeypatch.setattr(library_module, "_no_kernels", "")
     other = (ctypes.c_void_p * 8)(*range(1, 9))
