@@ -165,7 +165,7 @@ class PendingRequest:
         self.put(None)
 
     def abandon(self) -> None:
-        """Drop what comes: nobody waits for it. The engine may be busy with it for long, or hang."""
+        """Drop further events: the caller has left. The engine may be busy with the request for long, or hang."""
         self.put = lambda event: None
         self.ends_at, self.is_abandoned = None, True
         self.hang = self.hang or self._detector()

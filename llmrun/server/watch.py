@@ -1,4 +1,4 @@
-"""What stops a request's work: its client leaves, its time is over, or the server ends.
+"""The end of a request's work when its client leaves, its time is over, or the server ends.
 
 Must not know models, routes or protocols.
 """

@@ -145,7 +145,7 @@ class DecodeRun:
                     ended[row] = Ending(len(self.sampled), reason, detail)
 
     def _fail(self, row: int, n_steps: int, error: Exception) -> None:
-        """End an answer with an error, after so many steps of the run."""
+        """End an answer with an error after n_steps of the run."""
         self.ended[row] = Ending(n_steps, "", "", error)
 
 

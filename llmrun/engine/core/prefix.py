@@ -10,7 +10,7 @@ _Tokens = TypeVar("_Tokens", list[int], "array[int]")
 
 
 class Salt(NamedTuple):
-    """What a prefix depends on beside its tokens: it is reused only for requests with an equal one.
+    """The part of a prefix's identity beside its tokens: only requests with an equal salt reuse it.
 
     Attributes:
         owner: see AnswerRequest.
