@@ -128,7 +128,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def with_saved_secret(policy: Policy, folder: Path) -> Policy:
-    """Return a policy whose owners are the same after a restart, if its keys have different ones.
+    """Return the policy with a saved secret, so that each of several keys has the same owner after a restart.
 
     Owners stand in saved states: nobody who reads one can try keys on it without the secret.
 

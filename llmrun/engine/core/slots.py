@@ -316,7 +316,7 @@ class Slots:
     def prefixes(self) -> list[HostPrefix]:
         """Return copies of the parked prefixes, for another context with the same weights.
 
-        The last used ones come first; those that there is no memory for go to the disk.
+        The last used ones come first. Without memory for a copy, a prefix goes to the disk.
         """
         copies: list[HostPrefix] = []
         n_bytes = self._host_cache.n_bytes
