@@ -32,7 +32,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Start the processes of --busy, once. Give each worker its own share of the cores: engines that share cores wait
-    for one another."""
+    for one another. `python -m llmrun` is the installed package in the folder of the sources too, which have no
+    native module."""
+    os.environ["PYTHONSAFEPATH"] = "1"
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None and config.getoption("--busy"):
         from support.busy import busy_processes
