@@ -77,22 +77,23 @@ struct Avx2 {
     LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
         return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
     }
-    LLMRUN_INLINE static float quantize(const float* values, char* bytes, int* sums) {
+    // the largest magnitude of 32
+    LLMRUN_INLINE static float largest(const float* values) {
         const Float sign = _mm256_set1_ps(-0.0f);
-        Float x[4], most = no_floats();
+        Float most = no_floats();
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
-            x[i] = load_floats(values + 8 * i);
-            most = _mm256_max_ps(most, _mm256_andnot_ps(sign, x[i]));
+            most = _mm256_max_ps(most, _mm256_andnot_ps(sign, load_floats(values + 8 * i)));
         }
         __m128 four = _mm_max_ps(_mm256_castps256_ps128(most), _mm256_extractf128_ps(most, 1));
         four = _mm_max_ps(four, _mm_movehl_ps(four, four));
-        const float largest = _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
-        const Float factor = every_float(largest > 0 ? 127.0f / largest : 0.0f);
+        return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+    }
+    LLMRUN_INLINE static void quantize(const float* values, float factor, char* bytes, int* sums) {
         __m128i halves[4];
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
-            const Int whole = _mm256_cvtps_epi32(times(x[i], factor));
+            const Int whole = _mm256_cvtps_epi32(times(load_floats(values + 8 * i), every_float(factor)));
             halves[i] = _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
         }
-        return store_quantized(_mm_packs_epi16(halves[0], halves[1]), _mm_packs_epi16(halves[2], halves[3]), largest, bytes, sums);
+        store_quantized(_mm_packs_epi16(halves[0], halves[1]), _mm_packs_epi16(halves[2], halves[3]), bytes, sums);
     }
 };

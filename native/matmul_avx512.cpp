@@ -91,13 +91,15 @@ struct Isa {
     LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
         return _mm512_cvtepu8_epi32(load_16(reinterpret_cast<const uint8_t*>(bytes)));
     }
-    LLMRUN_INLINE static float quantize(const float* values, char* bytes, int* sums) {
-        const Float a = load_floats(values), b = load_floats(values + 16);
-        const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-        const Float factor = every_float(most > 0 ? 127.0f / most : 0.0f);
-        const __m128i x = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(a, factor)));
-        const __m128i y = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(b, factor)));
-        return store_quantized(x, y, most, bytes, sums);
+    // the largest magnitude of 32
+    LLMRUN_INLINE static float largest(const float* values) {
+        return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(load_floats(values)), _mm512_abs_ps(load_floats(values + 16))));
+    }
+    LLMRUN_INLINE static void quantize(const float* values, float factor, char* bytes, int* sums) {
+        const Float every = every_float(factor);
+        const __m128i x = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(load_floats(values), every)));
+        const __m128i y = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(load_floats(values + 16), every)));
+        store_quantized(x, y, bytes, sums);
     }
 };
 

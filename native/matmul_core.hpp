@@ -412,31 +412,54 @@ int64_t packed_bytes(int64_t depth, int64_t columns) {
 
 template <class T>
 int64_t records(int64_t depth, int64_t columns) {
-    return depth / 32 * tiles_of(columns);
+    return depth / T::block * tiles_of(columns);
 }
+
+// Activations are rounded as ggml's kernels for few columns do it (quantize_row_q8_0(), _q8_1(), _q8_K()), so that a token has
+// the same ones alone and in a prompt: in blocks as long as those of the weights; scales and sums of short blocks are halves.
+template <class T>
+struct Rounding {
+    float factor, scale, exact;
+
+    explicit Rounding(const float* values) {
+        float most = Isa::largest(values);
+        for (int i = 32; i < T::block; i += 32) {
+            const float other = Isa::largest(values + i);
+            most = other > most ? other : most;
+        }
+        factor = most > 0 ? 127.0f / most : 0.0f;
+        exact = T::block == 32 ? most / 127.0f : most > 0 ? 1.0f / factor : 0.0f;
+        scale = T::block == 32 ? as_half(exact) : exact;
+    }
+
+    float total(int sum) const { return T::block == 32 ? as_half(exact * static_cast<float>(sum)) : exact * static_cast<float>(sum); }
+};
 
 template <class T>
 void pack(const Columns& from, int64_t depth, int64_t columns, char* packed, int64_t first, int64_t last) {
-    const int64_t blocks = depth / 32, tiles = tiles_of(columns);
+    const int64_t blocks = depth / T::block, tiles = tiles_of(columns);
     while (first < last) {  // the records of one tile, column by column
         const int64_t tile = first / blocks, block = first % blocks;
         const int64_t end = last - first < blocks - block ? block + last - first : blocks;
         const int64_t begin = tile * columns / tiles, count = (tile + 1) * columns / tiles - begin;
         for (int64_t column = 0; column < count; ++column) {
             const float* values = from.at(begin + column);
-            char* record = packed + (begin * blocks + block * count) * share<T>;
-            for (int64_t i = block; i < end; ++i, record += count * share<T>) {
-                int sums[2];
-                const float scale = Isa::quantize(values + 32 * i, record + 32 * column, sums);
-                float* scales = reinterpret_cast<float*>(record + 32 * count);
-                scales[column] = scale;
-                if constexpr (T::minima) {
-                    scales[count + column] = -scale * static_cast<float>(sums[0] + sums[1]);
-                } else {
-                    int32_t* starts = reinterpret_cast<int32_t*>(scales + count);
-                    starts[column] = -offset_of<T> * (T::parts == 1 ? sums[0] + sums[1] : sums[0]);
-                    if (T::parts == 2) {
-                        starts[count + column] = -offset_of<T> * sums[1];
+            char* record = packed + (begin * blocks + block * count) * (T::block / 32) * share<T>;
+            for (int64_t i = block; i < end; ++i) {
+                const Rounding<T> rounding(values + T::block * i);
+                for (int part = 0; part < T::block; part += 32, record += count * share<T>) {
+                    int sums[2];
+                    Isa::quantize(values + T::block * i + part, rounding.factor, record + 32 * column, sums);
+                    float* scales = reinterpret_cast<float*>(record + 32 * count);
+                    scales[column] = rounding.scale;
+                    if constexpr (T::minima) {
+                        scales[count + column] = -rounding.total(sums[0] + sums[1]);
+                    } else {
+                        int32_t* starts = reinterpret_cast<int32_t*>(scales + count);
+                        starts[column] = -offset_of<T> * (T::parts == 1 ? sums[0] + sums[1] : sums[0]);
+                        if (T::parts == 2) {
+                            starts[count + column] = -offset_of<T> * sums[1];
+                        }
                     }
                 }
             }

@@ -161,27 +161,72 @@ std::vector<float> product(const MatmulKernels& kernels, Case& one, const Column
     return results;
 }
 
+float to_half(float value) {
+    const float magnitude = std::abs(value);
+    int exponent = 0;
+    std::frexp(magnitude, &exponent);
+    const float step = std::ldexp(1.0f, std::max(exponent - 11, -24));
+    return std::copysign(std::nearbyint(magnitude / step) * step, value);
+}
+
+// Activations as ggml quantizes them for this type, and for each 32 of them what a weight's minimum counts for.
+struct Rounded {
+    std::vector<double> values, totals;
+
+    Rounded(const Type& type, const float* from, int64_t depth) {
+        for (int64_t first = 0; first < depth; first += type.block) {
+            float largest = 0;
+            for (int64_t i = first; i < first + type.block; ++i) {
+                largest = std::max(largest, std::abs(from[i]));
+            }
+            const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+            const float scale = type.block == 32 ? largest / 127.0f : largest > 0 ? 1.0f / factor : 0.0f;
+            for (int64_t begin = first; begin < first + type.block; begin += 32) {
+                float sum = 0;
+                for (int64_t i = begin; i < begin + 32; ++i) {
+                    const float whole = std::nearbyint(from[i] * factor);
+                    sum += whole;
+                    values.push_back(static_cast<double>(whole) * (type.block == 32 ? to_half(scale) : scale));
+                }
+                totals.push_back(type.block == 32 ? to_half(scale * sum) : static_cast<double>(scale) * sum);
+            }
+        }
+    }
+};
+
 bool are_close(const Case& one, const std::vector<float>& results) {
+    std::vector<Rounded> activations;
+    for (int64_t column = 0; column < one.columns; ++column) {
+        activations.emplace_back(one.type, one.activations.data() + column * one.in_stride, one.depth);
+    }
+    const bool has_minimum = one.type.block == 32 && one.type.halves.size() == 2;
     for (int64_t row = 0; row < one.rows; ++row) {
-        std::vector<double> weights(static_cast<size_t>(one.depth));
+        std::vector<double> weights(static_cast<size_t>(one.depth)), minima(static_cast<size_t>(one.depth / 32));
         for (int64_t i = 0; i < one.depth; ++i) {
-            weights[i] = one.type.weight(one.weights.data() + row * one.row_bytes + i / one.type.block * one.type.bytes, static_cast<int>(i % one.type.block));
+            const uint8_t* block = one.weights.data() + row * one.row_bytes + i / one.type.block * one.type.bytes;
+            minima[i / 32] = has_minimum ? from_half(block + 2) : 0.0;
+            weights[i] = one.type.weight(block, static_cast<int>(i % one.type.block)) - minima[i / 32];
         }
         for (int64_t column = 0; column < one.columns; ++column) {
-            const float* values = one.activations.data() + column * one.in_stride;
-            double exact = 0, bound = 0, size = 0;
-            for (int64_t block = 0; block < one.depth; block += 32) {
-                double largest = 0, sum = 0;
-                for (int64_t i = block; i < block + 32; ++i) {
-                    exact += weights[i] * values[i];
-                    size += std::abs(weights[i] * values[i]);
-                    largest = std::max(largest, std::abs(static_cast<double>(values[i])));
-                    sum += std::abs(weights[i]);
-                }
-                bound += sum * largest / 127 / 2;  // an activation is at most half a step away
-                size += 130 * sum * largest / 127;
+            const Rounded& rounded = activations[static_cast<size_t>(column)];
+            double exact = 0, size = 0;
+            for (int64_t i = 0; i < one.depth; ++i) {
+                exact += weights[i] * rounded.values[i];
+                size += std::abs(weights[i]) * std::abs(rounded.values[i]);
             }
-            if (!(std::abs(results[column * one.out_stride + row] - exact) <= bound * 1.001 + size * 1e-5)) {
+            for (size_t block = 0; block < minima.size(); ++block) {
+                exact += minima[block] * rounded.totals[block];
+                size += std::abs(minima[block] * rounded.totals[block]);
+            }
+            for (int64_t first = 0; first < one.depth; first += 32) {  // the bytes begin with an offset, which is taken off again
+                double most = 0, sum = 0;
+                for (int64_t i = first; i < first + 32; ++i) {
+                    most = std::max(most, std::abs(weights[i]));
+                    sum += std::abs(rounded.values[i]);
+                }
+                size += 2 * most * sum;
+            }
+            if (!(std::abs(results[column * one.out_stride + row] - exact) <= size * 2e-6)) {
                 return false;
             }
         }

@@ -94,6 +94,29 @@ def test_products(ggml: Operations, name: str, columns: int) -> None:
     assert_close(others[0], exact)
 
 
+@pytest.mark.parametrize("name", TYPES)
+def test_a_token_is_rounded_alike_alone_and_in_a_prompt(ggml: Operations, name: str) -> None:
+    """What ggml's kernels for few columns and ours quantize is the same: the sums differ by their order only."""
+    rng = np.random.default_rng(3)
+    data, _ = quantized(rng, name, 64, 1024)
+    activations = rng.standard_normal((9, 1024), dtype=np.float32) * rng.lognormal(0, 2, (9, 1024)).astype(np.float32)
+    with ggml.tensors() as place:
+        left, all_columns = ggml.tensor(place, type_numbers()[name], 1024, 64), ggml.tensor(place, 0, 1024, 9)
+        alone = ggml.tensor(place, 0, 1024, 1)
+        together, single = int(ggml.mul_mat(place, left, all_columns)), int(ggml.mul_mat(place, left, alone))
+        with ggml.memory(place, ggml.plain):
+            fill(left, data)
+            fill(all_columns, activations)
+            results, n_ours = run(ggml, together)
+            assert n_ours == 1
+            for column in range(9):
+                fill(alone, activations[column])
+                expected, n_ours = run(ggml, single)
+                assert n_ours == 0
+                difference = np.abs(results[0, 0, column] - expected[0, 0, 0]).max()
+                assert difference <= 3e-6 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("is_shared", [True, False])
 @pytest.mark.parametrize("tokens", [1, 33])
 def test_products_of_experts(ggml: Operations, tokens: int, is_shared: bool) -> None:
