@@ -338,12 +338,12 @@ def exit_when_closed(fd: int) -> None:
 def available_kernels() -> list[str]:
     """Return the instruction sets that our matrix kernels can use on this processor, the best one last."""
 
-def install_kernels(buffer_type: int, is_host: int, type_of: int, barrier: int, name: str) -> None:
+def install_kernels(buffer_type: int, is_host: int, barrier: int, name: str) -> None:
     """Let our kernels compute the products they can, in the processor's backend that has this extra buffer type.
 
     Args:
         buffer_type: ggml's pointer. Its layout is not checked. It is changed, so only once.
-        is_host, type_of, barrier: addresses of ggml_backend_buffer_is_host, ggml_backend_buffer_get_type, ggml_barrier.
+        is_host, barrier: addresses of ggml_backend_buffer_is_host and ggml_barrier.
         name: one of available_kernels().
 
     Raises:

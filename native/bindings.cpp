@@ -490,10 +490,8 @@ void define_limits(nb::module_& module) {
 
 }  // namespace
 
-void install_kernels(uintptr_t buffer_type, uintptr_t is_host, uintptr_t type_of, uintptr_t barrier,
-                     const std::string& name) {
-    const llmrun::ggml::Functions functions{reinterpret_cast<bool (*)(void*)>(is_host), reinterpret_cast<void* (*)(void*)>(type_of),
-                                            reinterpret_cast<void (*)(void*)>(barrier)};
+void install_kernels(uintptr_t buffer_type, uintptr_t is_host, uintptr_t barrier, const std::string& name) {
+    const llmrun::ggml::Functions functions{reinterpret_cast<bool (*)(void*)>(is_host), reinterpret_cast<void (*)(void*)>(barrier)};
     for (const llmrun::MatmulKernels& kernels : llmrun::available_matmul_kernels()) {
         if (name == kernels.name) {
             return llmrun::ggml::install(reinterpret_cast<void*>(buffer_type), functions, kernels);
@@ -513,7 +511,7 @@ void define_kernels(nb::module_& module) {
             return names;
         },
         "Return the instruction sets that our kernels can use here, the best one last.");
-    module.def("install_kernels", install_kernels, "buffer_type"_a, "is_host"_a, "type_of"_a, "barrier"_a, "name"_a,
+    module.def("install_kernels", install_kernels, "buffer_type"_a, "is_host"_a, "barrier"_a, "name"_a,
                "Let our kernels compute what they can for a ggml extra buffer type, once.");
     module.def("enable_kernels", llmrun::ggml::enable, "are_on"_a, "Switch the installed kernels on or off.");
     module.def("products_computed", llmrun::ggml::computed, "Return the number of products our kernels have computed.");

@@ -9,7 +9,6 @@ namespace {
 
 constexpr size_t line = 64;  // bytes of a cache line
 constexpr int64_t tasks_per_thread = 4;
-constexpr int64_t least_columns = 8;
 
 std::atomic<bool> enabled{true};
 std::atomic<uint64_t> n_computed{0};
@@ -19,23 +18,21 @@ size_t rounded(size_t bytes) { return (bytes + line - 1) / line * line; }
 // The work memory of a product, which all threads share: a counter, what `layout` wants, and a scratch for each thread.
 class Work {
 public:
-    Work(void* memory, const MatmulKernels& kernels) : memory_(static_cast<char*>(memory)), kernels_(kernels) {
+    Work(void* memory, size_t middle, size_t scratch) : memory_(static_cast<char*>(memory)), middle_(middle), scratch_(scratch) {
         memory_ += (line - reinterpret_cast<uintptr_t>(memory_) % line) % line;
     }
 
-    static size_t bytes(const MatmulKernels& kernels, int n_threads, size_t middle) {
-        return line + line + rounded(middle) + static_cast<size_t>(n_threads) * rounded(kernels.scratch_bytes);
+    static size_t bytes(int n_threads, size_t middle, size_t scratch) {
+        return line + line + rounded(middle) + static_cast<size_t>(n_threads) * rounded(scratch);
     }
 
     std::atomic<int64_t>& next() { return *reinterpret_cast<std::atomic<int64_t>*>(memory_); }
     char* middle() { return memory_ + line; }
-    char* scratch(size_t middle, int thread) {
-        return memory_ + line + rounded(middle) + static_cast<size_t>(thread) * rounded(kernels_.scratch_bytes);
-    }
+    char* scratch(int thread) { return memory_ + line + rounded(middle_) + static_cast<size_t>(thread) * rounded(scratch_); }
 
 private:
     char* memory_;
-    const MatmulKernels& kernels_;
+    size_t middle_, scratch_;
 };
 
 int64_t rows_of_task(const MatmulKernels& kernels, int64_t rows, int64_t n_matrices, int n_threads) {
@@ -88,29 +85,29 @@ struct Routes {
 
 class Products final : public TensorTraits {
 public:
-    Products(const void* buffer_type, const Functions& functions, const MatmulKernels& kernels)
-        : buffer_type_(buffer_type), functions_(functions), kernels_(kernels) {}
+    Products(const Functions& functions, const MatmulKernels& kernels) : functions_(functions), kernels_(kernels) {}
 
     // The kernel for an operation; null if ggml has to compute it.
     const MatmulKernel* kernel_of(const Tensor& operation) const {
-        if ((operation.op != mul_mat && operation.op != mul_mat_id) || !has_columns(operation)) {
+        if (operation.op != mul_mat && operation.op != mul_mat_id) {
             return nullptr;
         }
         const Tensor& weights = *operation.src[0];
         void* buffer = weights.view_src ? weights.view_src->buffer : weights.buffer;
-        if (operation.op_params[1] != 0 || !is_of_floats(*operation.src[1]) || !is_of_floats(operation) || !buffer) {
-            return nullptr;
+        if (operation.op_params[1] != 0 || !is_of_floats(*operation.src[1]) || !is_of_floats(operation) || !buffer || weights.extra) {
+            return nullptr;  // weights with something extra have been repacked
         }
-        const bool is_repacked = weights.extra && functions_.type_of(buffer) == buffer_type_;
-        const MatmulKernel* kernel = is_repacked || functions_.is_host(buffer) ? kernels_.of(weights.type, is_repacked) : nullptr;
-        return kernel && weights.ne[0] % kernel->block == 0 ? kernel : nullptr;
+        const MatmulKernel* kernel = functions_.is_host(buffer) ? kernels_.of(weights.type) : nullptr;
+        const bool has_whole_rows = kernel && weights.ne[0] % kernel->block == 0 &&
+                                    static_cast<int64_t>(weights.nb[1]) == weights.ne[0] / kernel->block * kernel->block_bytes;
+        return has_whole_rows ? kernel : nullptr;
     }
 
     bool work_size(int n_threads, const Tensor* operation, size_t& bytes) override {
         if (!kernel_of(*operation)) {
             return false;
         }
-        bytes = Work::bytes(kernels_, n_threads, middle_bytes(*operation));
+        bytes = Work::bytes(n_threads, middle_bytes(*operation), scratch_bytes(*operation));
         return true;
     }
 
@@ -130,14 +127,6 @@ public:
     }
 
 private:
-    // Enough to unpack weights for. With fewer, reading them is what takes time, and ggml's kernels read them in order.
-    static bool has_columns(const Tensor& operation) {
-        if (operation.op == mul_mat) {
-            return operation.src[1]->ne[1] >= least_columns;
-        }
-        return operation.ne[1] * operation.ne[2] >= least_columns * operation.src[0]->ne[2];
-    }
-
     static bool is_of_floats(const Tensor& tensor) {
         return tensor.type == f32 && tensor.nb[0] == sizeof(float) && tensor.nb[1] % sizeof(float) == 0 &&
                tensor.nb[2] % sizeof(float) == 0 && tensor.nb[3] % sizeof(float) == 0;
@@ -150,7 +139,12 @@ private:
             return static_cast<size_t>(kernel.packed_bytes(weights.ne[0], activations.ne[1] * activations.ne[2] * activations.ne[3]));
         }
         const int64_t columns = operation.ne[1] * operation.ne[2];
-        return rounded(Routes::bytes(weights.ne[2], columns)) + static_cast<size_t>(kernel.packed_bytes(weights.ne[0], columns));
+        return rounded(Routes::bytes(weights.ne[2], columns)) + static_cast<size_t>(columns * kernel.packed_bytes(weights.ne[0], 1));
+    }
+
+    size_t scratch_bytes(const Tensor& operation) const {
+        const int64_t columns = operation.op == mul_mat ? operation.ne[1] : operation.ne[1] * operation.ne[2];
+        return static_cast<size_t>(kernel_of(operation)->scratch_bytes(operation.src[0]->ne[0], columns));
     }
 
     static Columns columns_of(const Tensor& tensor, int64_t matrix) {
@@ -168,7 +162,7 @@ private:
         const int64_t depth = weights.ne[0], rows = weights.ne[1], columns = activations.ne[1];
         const int64_t n_matrices = activations.ne[2] * activations.ne[3];
         const int64_t each_bytes = kernel.packed_bytes(depth, columns), each_records = kernel.records(depth, columns);
-        Work work(params.work, kernels_);
+        Work work(params.work, middle_bytes(operation), scratch_bytes(operation));
         if (params.thread == 0) {
             new (&work.next()) std::atomic<int64_t>(params.n_threads);  // the first ones are taken already
         }
@@ -180,7 +174,7 @@ private:
             record += last - first;
         }
         functions_.barrier(params.threadpool);
-        char* scratch = work.scratch(middle_bytes(operation), params.thread);
+        char* scratch = work.scratch(params.thread);
         const int64_t each = rows_of_task(kernels_, rows, n_matrices, params.n_threads), tasks = (rows + each - 1) / each;
         const int64_t copies2 = activations.ne[2] / weights.ne[2], copies3 = activations.ne[3] / weights.ne[3];
         for (int64_t task = params.thread; task < tasks * n_matrices; task = work.next().fetch_add(1, std::memory_order_relaxed)) {
@@ -198,7 +192,7 @@ private:
         const MatmulKernel& kernel = *kernel_of(operation);
         const int64_t depth = weights.ne[0], rows = weights.ne[1], n_experts = weights.ne[2];
         const int64_t n_columns = operation.ne[1] * operation.ne[2];
-        Work work(params.work, kernels_);
+        Work work(params.work, middle_bytes(operation), scratch_bytes(operation));
         Routes routes(work.middle(), n_experts, n_columns);
         char* packed = work.middle() + rounded(Routes::bytes(n_experts, n_columns));
         if (params.thread == 0) {
@@ -207,7 +201,7 @@ private:
         }
         functions_.barrier(params.threadpool);
         const auto count = [&](int64_t expert) { return routes.begin[expert + 1] - routes.begin[expert]; };
-        const auto packed_of = [&](int64_t expert) { return packed + kernel.packed_bytes(depth, routes.begin[expert]); };
+        const auto packed_of = [&](int64_t expert) { return packed + routes.begin[expert] * kernel.packed_bytes(depth, 1); };
         for (int64_t expert = 0; expert < n_experts; ++expert) {
             if (count(expert)) {
                 const Columns columns{static_cast<float*>(activations.data), 0, routes.sources + routes.begin[expert]};
@@ -217,7 +211,7 @@ private:
             }
         }
         functions_.barrier(params.threadpool);
-        char* scratch = work.scratch(middle_bytes(operation), params.thread);
+        char* scratch = work.scratch(params.thread);
         const int64_t each = rows_of_task(kernels_, rows, n_experts, params.n_threads), tasks = (rows + each - 1) / each;
         int64_t task = params.thread;
         for (int64_t expert = 0, before = 0; expert < n_experts; ++expert) {
@@ -235,15 +229,13 @@ private:
         }
     }
 
-    const void* buffer_type_;  // of weights that ggml has repacked
     Functions functions_;
     const MatmulKernels& kernels_;
 };
 
 class Before final : public ExtraBufferType {
 public:
-    Before(ExtraBufferType& other, const void* buffer_type, const Functions& functions, const MatmulKernels& kernels)
-        : other_(other), products_(buffer_type, functions, kernels) {}
+    Before(ExtraBufferType& other, const Functions& functions, const MatmulKernels& kernels) : other_(other), products_(functions, kernels) {}
 
     bool supports_op(void* device, const Tensor* operation) override { return other_.supports_op(device, operation); }
 
@@ -270,7 +262,7 @@ struct BufferType {
 
 void install(void* buffer_type, const Functions& functions, const MatmulKernels& kernels) {
     BufferType& type = *static_cast<BufferType*>(buffer_type);
-    type.context = new Before(*type.context, buffer_type, functions, kernels);  // as long as ggml's, which is never freed
+    type.context = new Before(*type.context, functions, kernels);  // as long as ggml's, which is never freed
 }
 
 void enable(bool are_on) { enabled.store(are_on, std::memory_order_relaxed); }

@@ -3,7 +3,7 @@
 // The seam: before an operation, that backend asks each of its "extra buffer types" (ggml-cpu/traits.h) for an object that
 // computes it, whatever buffer the weights are in. The type for repacked weights is always there; the object that it points to
 // is replaced by ours, which answers for the products we can compute, and passes on all other questions. So the
-// weights stay where they are (mapped, or repacked by ggml, whose own kernels decode), graphs are not split, ggml's own threads compute, as many as a graph is given, and
+// weights stay where they are (mapped), graphs are not split, ggml's own threads compute, as many as a graph is given, and
 // operations that we decline are computed as before. A device of our own, as ggml's BLAS backend is one, would
 // take a thread pool of its own, and six changes between the pools in each layer.
 //
@@ -67,7 +67,6 @@ public:
 // Functions of the libraries.
 struct Functions {
     bool (*is_host)(void* buffer);      // ggml_backend_buffer_is_host
-    void* (*type_of)(void* buffer);     // ggml_backend_buffer_get_type
     void (*barrier)(void* threadpool);  // ggml_barrier
 };
 

@@ -36,9 +36,9 @@ std::vector<MatmulKernels> find_available() {
 
 }  // namespace
 
-const MatmulKernel* MatmulKernels::of(int type, bool is_repacked) const {
+const MatmulKernel* MatmulKernels::of(int type) const {
     for (const MatmulKernel* kernel = begin; kernel != end; ++kernel) {
-        if (kernel->type == type && kernel->is_repacked == is_repacked) {
+        if (kernel->type == type) {
             return kernel;
         }
     }

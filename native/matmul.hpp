@@ -34,10 +34,11 @@ struct Product {
 // The functions for one type of weights.
 struct MatmulKernel {
     int type;  // ggml's number
-    bool is_repacked;  // in ggml's interleaved layout, 8 rows at a time
-    int block;  // the depth is a multiple of it
+    int block;        // the depth is a multiple of it
+    int block_bytes;  // of which the rows are made, one after the other
     int64_t (*packed_bytes)(int64_t depth, int64_t columns);
-    // A record is a block of the columns of a tile. Threads may write different ones.
+    int64_t (*scratch_bytes)(int64_t depth, int64_t columns);  // so many, or fewer
+    // A record is a block of some columns. Threads may write different ones.
     int64_t (*records)(int64_t depth, int64_t columns);
     void (*pack)(const Columns& activations, int64_t depth, int64_t columns, char* packed, int64_t first, int64_t last);
     // Rows from a multiple of MatmulKernels::rows on. Threads may compute different ones.
@@ -48,11 +49,10 @@ struct MatmulKernel {
 struct MatmulKernels {
     const char* name;
     int rows;  // that are computed together
-    size_t scratch_bytes;
     const MatmulKernel* begin;
     const MatmulKernel* end;
 
-    const MatmulKernel* of(int type, bool is_repacked = false) const;
+    const MatmulKernel* of(int type) const;
 };
 
 // Those that this processor can run, the best one last.

@@ -68,15 +68,62 @@ struct Avx2 {
         out[2] = _mm256_unpacklo_epi64(b, d);
         out[3] = _mm256_unpackhi_epi64(b, d);
     }
-    // 8 bytes of each of 8 rows -> 2 vectors with 4 bytes of each
-    LLMRUN_INLINE static void unzip(const uint8_t* rows, int64_t, Int* out) {
-        const Float a = load_floats(reinterpret_cast<const float*>(rows)), b = load_floats(reinterpret_cast<const float*>(rows) + 8);
-        out[0] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), 0xd8);
-        out[1] = _mm256_permute4x64_epi64(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)), 0xd8);
+    LLMRUN_INLINE static Int load_any(const void* p) { return _mm256_loadu_si256(static_cast<const Int*>(p)); }
+    LLMRUN_INLINE static Int plus(Int a, Int b) { return _mm256_add_epi32(a, b); }
+    // A vector holds one block: wider ones hold that of a second place too.
+    LLMRUN_INLINE static Int join(const uint8_t* p, const uint8_t*) { return load_32(p); }
+    LLMRUN_INLINE static Int twice(const uint8_t* p) { return load_32(p); }
+    // the 32 nibbles of 16 bytes, the lower ones first
+    LLMRUN_INLINE static Int nibbles(const uint8_t* p, const uint8_t*) {
+        const Int bytes = _mm256_broadcastsi128_si256(load_16(p));
+        return both(_mm256_srlv_epi64(bytes, _mm256_setr_epi64x(0, 0, 4, 4)), every(0x0f0f0f0f));
     }
-    LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
-        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+    // 32 bits as fifth bits
+    LLMRUN_INLINE static Int fifths(const uint8_t* p, const uint8_t*) {
+        const Int places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+        const Int bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
+        const Int bits = both(_mm256_shuffle_epi8(every_of(p), places), bit);
+        return both(_mm256_cmpeq_epi8(bits, bit), every(0x10101010));
     }
+    // block number `first`, shifted right by so many times its number
+    template <int Bits>
+    LLMRUN_INLINE static Int shift_blocks(Int x, int first) { return _mm256_srlv_epi64(x, _mm256_set1_epi64x(Bits * first)); }
+    template <int Stride>
+    LLMRUN_INLINE static Float halves_at(const uint8_t* p) { return _mm256_cvtph_ps(eight_halves<Stride>(p)); }
+    LLMRUN_INLINE static Float halves_of_eights(const uint8_t* p, const uint8_t*) { return every_float(from_half(p)); }
+    LLMRUN_INLINE static void signed_pairs(const uint8_t* p, const uint8_t*, Float* out) {
+        const Int x = _mm256_cvtepi16_epi32(load_16(p));
+        out[0] = to_floats(_mm256_srai_epi32(left<24>(x), 24));
+        out[1] = to_floats(_mm256_srai_epi32(x, 8));
+    }
+    // the sums of the first and of the last 4 numbers of 8 vectors
+    LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
+        Int fours[2];
+        LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
+            const Int* y = x + 4 * i;
+            const Int a = plus(_mm256_unpacklo_epi32(y[0], y[1]), _mm256_unpackhi_epi32(y[0], y[1]));
+            const Int b = plus(_mm256_unpacklo_epi32(y[2], y[3]), _mm256_unpackhi_epi32(y[2], y[3]));
+            fours[i] = plus(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+        }
+        out[0] = _mm256_permute2x128_si256(fours[0], fours[1], 0x20);
+        out[1] = _mm256_permute2x128_si256(fours[0], fours[1], 0x31);
+    }
+    LLMRUN_INLINE static void transpose_floats(Float* x) {
+        Float y[8];
+        LLMRUN_UNROLL for (int i = 0; i < 8; i += 4) {
+            const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(x[i], x[i + 1])), b = _mm256_castps_pd(_mm256_unpackhi_ps(x[i], x[i + 1]));
+            const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(x[i + 2], x[i + 3])), d = _mm256_castps_pd(_mm256_unpackhi_ps(x[i + 2], x[i + 3]));
+            y[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+            y[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+            y[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+            y[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+        }
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            x[i] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
+            x[i + 4] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
+        }
+    }
+    LLMRUN_INLINE static Int widen(const uint64_t* bytes) { return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(*bytes))); }
     // the largest magnitude of 32
     LLMRUN_INLINE static float largest(const float* values) {
         const Float sign = _mm256_set1_ps(-0.0f);

@@ -81,15 +81,75 @@ struct Isa {
         out[2] = _mm512_unpacklo_epi64(b, d);
         out[3] = _mm512_unpackhi_epi64(b, d);
     }
-    // 8 bytes of each of 8 rows, and again `stride` bytes later -> 2 vectors with 4 bytes of each
-    LLMRUN_INLINE static void unzip(const uint8_t* rows, int64_t stride, Int* out) {
-        const Int a = _mm512_loadu_si512(rows), b = _mm512_loadu_si512(rows + stride);
-        const Int even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-        out[0] = _mm512_permutex2var_epi32(a, even, b);
-        out[1] = _mm512_permutex2var_epi32(a, _mm512_add_epi32(even, _mm512_set1_epi32(1)), b);
+    LLMRUN_INLINE static Int load_any(const void* p) { return _mm512_loadu_si512(p); }
+    LLMRUN_INLINE static Int plus(Int a, Int b) { return _mm512_add_epi32(a, b); }
+    // 32 bytes at each place
+    LLMRUN_INLINE static Int join(const uint8_t* p, const uint8_t* q) { return _mm512_inserti64x4(_mm512_castsi256_si512(load_32(p)), load_32(q), 1); }
+    LLMRUN_INLINE static Int twice(const uint8_t* p) { return _mm512_broadcast_i64x4(load_32(p)); }
+    // the 32 nibbles of 16 bytes at each place, the lower ones first
+    LLMRUN_INLINE static Int nibbles(const uint8_t* p, const uint8_t* q) {
+        const Int bytes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(load_16(p))), _mm256_broadcastsi128_si256(load_16(q)), 1);
+        return both(_mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), every(0x0f0f0f0f));
     }
-    LLMRUN_INLINE static Int widen(const uint32_t* bytes) {
-        return _mm512_cvtepu8_epi32(load_16(reinterpret_cast<const uint8_t*>(bytes)));
+    // the 32 bits at each place as fifth bits
+    LLMRUN_INLINE static Int fifths(const uint8_t* p, const uint8_t* q) {
+        uint32_t bits[2];
+        __builtin_memcpy(bits, p, 4);
+        __builtin_memcpy(bits + 1, q, 4);
+        return _mm512_maskz_set1_epi8(_mm512_kunpackd(bits[1], bits[0]), 16);
+    }
+    // block number `first` and the next one, shifted right by so many times their numbers
+    template <int Bits>
+    LLMRUN_INLINE static Int shift_blocks(Int x, int first) {
+        const int64_t a = Bits * first, b = a + Bits;
+        return _mm512_srlv_epi64(x, _mm512_setr_epi64(a, a, a, a, b, b, b, b));
+    }
+    template <int Stride>
+    LLMRUN_INLINE static Float halves_at(const uint8_t* p) {
+        return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(eight_halves<Stride>(p)), eight_halves<Stride>(p + 8 * Stride), 1));
+    }
+    LLMRUN_INLINE static Float halves_of_eights(const uint8_t* p, const uint8_t* q) {
+        return _mm512_insertf32x8(every_float(from_half(p)), _mm256_set1_ps(from_half(q)), 1);
+    }
+    LLMRUN_INLINE static void signed_pairs(const uint8_t* p, const uint8_t* q, Float* out) {
+        const Int x = _mm512_cvtepi16_epi32(_mm256_inserti128_si256(_mm256_castsi128_si256(load_16(p)), load_16(q), 1));
+        out[0] = to_floats(_mm512_srai_epi32(left<24>(x), 24));
+        out[1] = to_floats(_mm512_srai_epi32(x, 8));
+    }
+    // the sums of the first and of the last 4 numbers of each 8 in 8 vectors, in their order
+    LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
+        Int fours[2];
+        LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
+            const Int *y = x + 4 * i;
+            const Int a = plus(_mm512_unpacklo_epi32(y[0], y[1]), _mm512_unpackhi_epi32(y[0], y[1]));
+            const Int b = plus(_mm512_unpacklo_epi32(y[2], y[3]), _mm512_unpackhi_epi32(y[2], y[3]));
+            fours[i] = plus(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+        }
+        const Int order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
+        out[0] = _mm512_permutex2var_epi32(fours[0], order, fours[1]);
+        out[1] = _mm512_permutex2var_epi32(fours[0], plus(order, every(4)), fours[1]);
+    }
+    LLMRUN_INLINE static void transpose_floats(Float* x) {
+        Float y[16];
+        LLMRUN_UNROLL for (int i = 0; i < 16; i += 4) {
+            const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1])), b = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
+            const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3])), d = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
+            y[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+            y[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+            y[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+            y[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+        }
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            const Float a = _mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), b = _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd);
+            const Float c = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0x88), d = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0xdd);
+            x[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+            x[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
+            x[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+            x[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+        }
+    }
+    LLMRUN_INLINE static Int widen(const uint64_t* bytes) {
+        return _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(bytes[1]), static_cast<int64_t>(bytes[0])));
     }
     // the largest magnitude of 32
     LLMRUN_INLINE static float largest(const float* values) {

@@ -17,6 +17,28 @@ namespace {
 
 LLMRUN_INLINE __m128i load_16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
 
+LLMRUN_INLINE __m256i load_32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+
+LLMRUN_INLINE uint16_t half_at(const uint8_t* p) {
+    uint16_t half;
+    __builtin_memcpy(&half, p, sizeof half);
+    return half;
+}
+
+LLMRUN_INLINE float from_half(const uint8_t* p) { return _cvtsh_ss(half_at(p)); }
+
+template <int Stride>
+LLMRUN_INLINE __m128i eight_halves(const uint8_t* p) {
+    __m128i x = _mm_cvtsi32_si128(half_at(p));
+    x = _mm_insert_epi16(x, half_at(p + Stride), 1);
+    x = _mm_insert_epi16(x, half_at(p + 2 * Stride), 2);
+    x = _mm_insert_epi16(x, half_at(p + 3 * Stride), 3);
+    x = _mm_insert_epi16(x, half_at(p + 4 * Stride), 4);
+    x = _mm_insert_epi16(x, half_at(p + 5 * Stride), 5);
+    x = _mm_insert_epi16(x, half_at(p + 6 * Stride), 6);
+    return _mm_insert_epi16(x, half_at(p + 7 * Stride), 7);
+}
+
 LLMRUN_INLINE float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
 
 // Writes 32 quantized activations and the sums of each half.

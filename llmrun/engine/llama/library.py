@@ -376,9 +376,9 @@ def _install_kernels(library: Any, buffer_type: int | None) -> None:
     elif barrier is None or not _has_known_layout(library, buffer_type):
         _no_kernels = "this build of llama.cpp has another interface"
     else:
-        calls = (library.ggml_backend_buffer_is_host, library.ggml_backend_buffer_get_type, barrier)
-        is_host, type_of, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls)
-        _native.install_kernels(buffer_type, is_host, type_of, wait, wanted)
+        calls = (library.ggml_backend_buffer_is_host, barrier)
+        is_host, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in calls)
+        _native.install_kernels(buffer_type, is_host, wait, wanted)
         _installed[buffer_type] = wanted
         _no_kernels = ""
 
