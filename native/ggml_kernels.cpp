@@ -8,7 +8,7 @@ namespace llmrun::ggml {
 namespace {
 
 constexpr size_t line = 64;  // bytes of a cache line
-constexpr int64_t tasks_per_thread = 4;
+constexpr int64_t tasks_per_thread = 4, most_panels = 16;
 
 std::atomic<bool> enabled{true};
 std::atomic<uint64_t> n_computed{0};
@@ -35,9 +35,11 @@ private:
     size_t middle_, scratch_;
 };
 
+// Rows that a thread computes at a time: many, since each task begins without what it reads being on its way, but not so many that
+// a thread without a core lets the others wait.
 int64_t rows_of_task(const MatmulKernels& kernels, int64_t rows, int64_t n_matrices, int n_threads) {
-    const int64_t whole = 2 * kernels.rows;
-    return rows / whole * n_matrices >= tasks_per_thread * n_threads ? whole : kernels.rows;
+    const int64_t share = rows * n_matrices / (tasks_per_thread * n_threads);
+    return std::clamp((share + kernels.rows - 1) / kernels.rows, int64_t{1}, most_panels) * kernels.rows;
 }
 
 // Where the activations of MUL_MAT_ID's experts are: for each column, in the order of the experts, its first float, and its

@@ -2,7 +2,7 @@
 // at a time. First each 32 weights' integer product, times its scale; then, transposed, what multiply_tile() adds up, in its order:
 // an element is the same among few and among many.
 
-constexpr int64_t few_columns = 8;  // the most: above, tiles are faster
+constexpr int64_t few_columns = 4;  // the most: above, tiles are faster
 constexpr int64_t bytes_ahead = 8 << 10;  // that are fetched before they are read: processors stop foreseeing at the end of a page
 
 LLMRUN_INLINE int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -15,6 +15,7 @@ struct Line {
 
     static int64_t size(int64_t depth) { return padded((depth / 32 + Isa::lanes) * share<T>); }
 
+    Line() = default;
     Line(const char* packed, int64_t depth, int64_t column)
         : blocks(depth / 32 + Isa::lanes), bytes(const_cast<char*>(packed) + column * size(depth)) {}
 
@@ -64,7 +65,7 @@ struct Terms {
     Terms(char* scratch, int64_t depth) : stride(stride_of(depth)), first(reinterpret_cast<float*>(scratch)) {}
 
     float* minima() const { return first; }
-    float* products(int64_t column, int part) const { return first + (T::minima + column * T::parts + part) * stride; }
+    float* products(int64_t column) const { return first + (T::minima + column * T::parts) * stride; }
 };
 
 template <class T>
@@ -76,12 +77,13 @@ int64_t few_scratch_bytes(int64_t depth, int64_t columns) {
 }
 
 template <class T>
-LLMRUN_INLINE void multiply_run(const Unpacked<T::parts>& weights, const Line<T>& line, int64_t block, const Terms<T>& terms, int64_t column, int64_t at) {
+LLMRUN_INLINE void multiply_run(const Unpacked<T::parts>& weights, const Line<T>& line, int64_t block, float* products, int64_t stride) {
     constexpr bool is_signed = has_signed_bytes<T>;
+    const char* activations = line.bytes + 32 * block;
     Int dots[8], sums[2];
     LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-        const Int activations = Isa::load_any(line.bytes + 32 * (block + i * blocks_of_vector));
-        dots[i] = Isa::end<is_signed>(Isa::none(), Isa::dot<is_signed>(Isa::begin<is_signed>(Isa::none()), weights.bytes[i], activations));
+        const Int some = Isa::load_any(activations + 32 * i * blocks_of_vector);
+        dots[i] = Isa::end<is_signed>(Isa::none(), Isa::dot<is_signed>(Isa::begin<is_signed>(Isa::none()), weights.bytes[i], some));
     }
     Isa::sums_of_halves(dots, sums);
     if (T::parts == 1) {
@@ -91,50 +93,62 @@ LLMRUN_INLINE void multiply_run(const Unpacked<T::parts>& weights, const Line<T>
         if (offset_of<T>) {
             sums[part] = Isa::plus(sums[part], Isa::load_any(line.corrections() + part * line.blocks + block));
         }
-        Isa::store_floats(terms.products(column, part) + at, Isa::times(Isa::to_floats(sums[part]), weights.scale[part]));
+        Isa::store_floats(products + part * stride, Isa::times(Isa::to_floats(sums[part]), weights.scale[part]));
     }
+}
+
+// The same blocks of a vector's rows, a row in each lane.
+LLMRUN_INLINE void read_terms(const float* from, int64_t blocks, Float* to) {
+    LLMRUN_UNROLL for (int i = 0; i < Isa::lanes; ++i) {
+        to[i] = Isa::load_floats(from + i * blocks);
+    }
+    Isa::transpose_floats(to);
+}
+
+// Adds what one column has in `count` blocks.
+template <class T, int Count>
+LLMRUN_INLINE Float add_blocks(Float sum, const float* products, int64_t stride, int64_t blocks, const Float* minima, const float* scales,
+                               const float* totals, int64_t count = Count) {
+    Float first[Isa::lanes], second[Isa::lanes];
+    read_terms(products, blocks, first);
+    if (T::parts == 2) {
+        read_terms(products + stride, blocks, second);
+    }
+    LLMRUN_UNROLL for (int i = 0; i < Count; ++i) {
+        if (i < count) {
+            const Float scale = Isa::every_float_of(scales + i);
+            sum = Isa::add_product(first[i], scale, sum);
+            if (T::parts == 2) {
+                sum = Isa::add_product(second[i], scale, sum);
+            }
+            if (T::minima) {
+                sum = Isa::add_product(minima[i], Isa::every_float_of(totals + i), sum);
+            }
+        }
+    }
+    return sum;
 }
 
 // Adds up a vector's rows.
 template <class T>
-void add_terms(const Terms<T>& terms, const Product& product, int64_t row, int64_t count) {
+void add_terms(const Terms<T>& terms, const Line<T>* lines, const Product& product, int64_t row, int64_t count) {
     const int64_t blocks = product.depth / 32;
-    Float sums[few_columns], terms_of[Isa::lanes], minima[Isa::lanes], some;
-    const auto read = [&](const float* from, Float* to) {
-        LLMRUN_UNROLL for (int i = 0; i < Isa::lanes; ++i) {
-            to[i] = Isa::load_floats(from + i * blocks);
-        }
-        Isa::transpose_floats(to);
-    };
+    Float sums[few_columns], minima[Isa::lanes];
     for (int64_t column = 0; column < product.columns; ++column) {
         sums[column] = Isa::no_floats();
     }
     for (int64_t begin = 0; begin < blocks; begin += Isa::lanes) {
-        const int64_t n = blocks - begin < Isa::lanes ? blocks - begin : Isa::lanes;
         if (T::minima) {
-            read(terms.minima() + begin, minima);
+            read_terms(terms.minima() + begin, blocks, minima);
         }
         for (int64_t column = 0; column < product.columns; ++column) {
-            const Line<T> line(product.packed, product.depth, column);
-            const float *scales = line.scales() + begin, *totals = line.corrections() + begin;
-            Float sum = sums[column];
-            read(terms.products(column, 0) + begin, terms_of);
-            if constexpr (T::parts == 2) {
-                Float second[Isa::lanes];
-                read(terms.products(column, 1) + begin, second);
-                for (int64_t i = 0; i < n; ++i) {
-                    some = Isa::every_float_of(scales + i);
-                    sum = Isa::add_product(second[i], some, Isa::add_product(terms_of[i], some, sum));
-                }
+            const float *products = terms.products(column) + begin, *scales = lines[column].scales() + begin;
+            const float* totals = lines[column].corrections() + begin;
+            if (blocks - begin >= Isa::lanes) {
+                sums[column] = add_blocks<T, Isa::lanes>(sums[column], products, terms.stride, blocks, minima, scales, totals);
             } else {
-                for (int64_t i = 0; i < n; ++i) {
-                    sum = Isa::add_product(terms_of[i], Isa::every_float_of(scales + i), sum);
-                    if (T::minima) {
-                        sum = Isa::add_product(minima[i], Isa::every_float_of(totals + i), sum);
-                    }
-                }
+                sums[column] = add_blocks<T, Isa::lanes>(sums[column], products, terms.stride, blocks, minima, scales, totals, blocks - begin);
             }
-            sums[column] = sum;
         }
     }
     for (int64_t column = 0; column < product.columns; ++column) {
@@ -149,6 +163,10 @@ void multiply_few(const Product& product, int64_t first, int64_t last, char* scr
     const Terms<T> terms(scratch, product.depth);
     char* spare = scratch + Terms<T>::size(product.depth, product.columns);
     const int64_t blocks = product.depth / 32;
+    Line<T> lines[few_columns];
+    for (int64_t column = 0; column < product.columns; ++column) {
+        lines[column] = Line<T>(product.packed, product.depth, column);
+    }
     for (int64_t row = first; row < last; row += Isa::lanes) {
         const int64_t count = last - row < Isa::lanes ? last - row : Isa::lanes, bytes = count * product.row_bytes;
         const uint8_t* weights = product.weights + row * product.row_bytes;
@@ -169,12 +187,12 @@ void multiply_few(const Product& product, int64_t first, int64_t last, char* scr
                 Isa::store_floats(terms.minima() + at, unpacked.minimum);
             }
             for (int64_t column = 0; column < product.columns; ++column) {
-                multiply_run<T>(unpacked, Line<T>(product.packed, product.depth, column), block, terms, column, at);
+                multiply_run<T>(unpacked, lines[column], block, terms.products(column) + at, terms.stride);
             }
             for (block += Isa::lanes; block >= blocks;) {
                 block -= blocks;
             }
         }
-        add_terms<T>(terms, product, row, count);
+        add_terms<T>(terms, lines, product, row, count);
     }
 }
