@@ -89,9 +89,15 @@ class Products final : public TensorTraits {
 public:
     Products(const Functions& functions, const MatmulKernels& kernels) : functions_(functions), kernels_(kernels) {}
 
+    // Whether the weights of an operation are better left as they are in the file.
+    bool are_fit(const Tensor& operation) const {
+        const MatmulKernel* kernel = operation.op == mul_mat || operation.op == mul_mat_id ? kernels_.of(operation.src[0]->type) : nullptr;
+        return kernel && operation.src[0]->ne[0] % kernel->block == 0;
+    }
+
     // The kernel for an operation; null if ggml has to compute it.
     const MatmulKernel* kernel_of(const Tensor& operation) const {
-        if (operation.op != mul_mat && operation.op != mul_mat_id) {
+        if (!are_fit(operation)) {
             return nullptr;
         }
         const Tensor& weights = *operation.src[0];
@@ -99,10 +105,9 @@ public:
         if (operation.op_params[1] != 0 || !is_of_floats(*operation.src[1]) || !is_of_floats(operation) || !buffer || weights.extra) {
             return nullptr;  // weights with something extra have been repacked
         }
-        const MatmulKernel* kernel = functions_.is_host(buffer) ? kernels_.of(weights.type) : nullptr;
-        const bool has_whole_rows = kernel && weights.ne[0] % kernel->block == 0 &&
-                                    static_cast<int64_t>(weights.nb[1]) == weights.ne[0] / kernel->block * kernel->block_bytes;
-        return has_whole_rows ? kernel : nullptr;
+        const MatmulKernel* kernel = kernels_.of(weights.type);
+        const bool has_whole_rows = static_cast<int64_t>(weights.nb[1]) == weights.ne[0] / kernel->block * kernel->block_bytes;
+        return has_whole_rows && functions_.is_host(buffer) ? kernel : nullptr;
     }
 
     bool work_size(int n_threads, const Tensor* operation, size_t& bytes) override {
@@ -239,7 +244,11 @@ class Before final : public ExtraBufferType {
 public:
     Before(ExtraBufferType& other, const Functions& functions, const MatmulKernels& kernels) : other_(other), products_(functions, kernels) {}
 
-    bool supports_op(void* device, const Tensor* operation) override { return other_.supports_op(device, operation); }
+    // Asked at load, of weights that might be repacked.
+    bool supports_op(void* device, const Tensor* operation) override {
+        const bool is_ours = enabled.load(std::memory_order_relaxed) && products_.are_fit(*operation);
+        return !is_ours && other_.supports_op(device, operation);
+    }
 
     TensorTraits* get_tensor_traits(const Tensor* operation) override {
         if (enabled.load(std::memory_order_relaxed) && products_.kernel_of(*operation)) {

@@ -6,13 +6,13 @@ windows in tokens. tests/benchmarks/plan.py compares these figures with real pro
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from llmrun.protocol.llama_folder import own_kernels_wanted
 from llmrun.protocol.settings import KV_TYPES
 
 if TYPE_CHECKING:
@@ -212,22 +212,22 @@ def largest_context(fits: Callable[[int], bool], limit: int) -> int:
     return low * _CONTEXT_STEP
 
 
-KERNELS_VARIABLE = "LLMRUN_KERNELS"
 _KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
 
 
 def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
     """Return the types whose products llmrun's own kernels compute on this processor (native/matmul_core.hpp)."""
-    are_on = os.environ.get(KERNELS_VARIABLE, "") not in ("", "ggml")
-    has_kernels = sys.platform == "linux" and are_on and {"avx2", "fma"} <= set(cpu_flags)
+    flags = set(cpu_flags)
+    has_kernels = sys.platform == "linux" and own_kernels_wanted() and {"avx2", "fma"} <= flags
+    has_kernels = has_kernels and "amx_int8" not in flags  # ggml keeps weights in AMX's layout
     return _KERNEL_TYPES if has_kernels else frozenset()
 
 
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Return the types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp)."""
+    """Return the types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp), without those of ours."""
     if "avx2" in cpu_flags:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
-        return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide)
+        return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide) - kernel_types(cpu_flags)
     if "asimddp" in cpu_flags:
         return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
     return frozenset()

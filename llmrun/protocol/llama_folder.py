@@ -17,6 +17,10 @@ INSTALLED = "llama-cpp-python"
 """Value of LLMRUN_LLAMA that prefers the installed package to the wheel's own."""
 CUDA = "llmrun-cuda"
 """The package with a CUDA backend for the wheel's own llama.cpp (native/cuda_wheel.sh)."""
+KERNELS_VARIABLE = "LLMRUN_KERNELS"
+"""Chooses the matrix kernels: an instruction set of llmrun's own, or GGML; unset, llmrun's best."""
+GGML = "ggml"
+"""The value that leaves all products to ggml."""
 _BUNDLED = Path(__file__).parents[1] / "llama_cpp"  # put there by native/bundle.py
 
 
@@ -40,6 +44,11 @@ def package_folder() -> Path | None:
     if is_bundled():
         return _BUNDLED
     return folder_of("llama_cpp")
+
+
+def own_kernels_wanted() -> bool:
+    """Return whether llmrun's own matrix kernels may compute."""
+    return os.environ.get(KERNELS_VARIABLE) != GGML
 
 
 def folder_of(package: str) -> Path | None:

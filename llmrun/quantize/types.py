@@ -146,7 +146,7 @@ def best_4_bit(tensors: Iterable[Tensor], cpu_flags: Collection[str], *, gpu: bo
         gpu: a GPU will compute.
     """
     share, rows = _undivided(tensors)
-    fast = repacked_types(cpu_flags)
+    fast = repacked_types(cpu_flags) | kernel_types(cpu_flags)
     where = "on a GPU" if gpu else "on this processor"
     if share <= _SMALL_SHARE:
         if gpu or "Q4_K" in fast:

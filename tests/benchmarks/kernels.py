@@ -34,11 +34,11 @@ def main() -> None:
     for model in models:
         found: dict[tuple[str, str], list[float]] = defaultdict(list)
         for _ in range(TURNS):
-            for kernels in ("on", "ggml"):
+            for kernels in ("", "ggml"):
                 for test, rate in rates(model, kernels, options).items():
                     found[test, kernels].append(rate)
         for test in dict.fromkeys(test for test, _ in found):
-            ours, others = max(found[test, "on"]), max(found[test, "ggml"])
+            ours, others = max(found[test, ""]), max(found[test, "ggml"])
             print(
                 f"{model}  {test:8}  llmrun {ours:8.1f}  ggml {others:8.1f} tokens/s  x {ours / others:.2f}", flush=True
             )

@@ -130,8 +130,10 @@ def test_repacked_types() -> None:
 
 def test_types_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.setenv("LLMRUN_KERNELS", "on")
+    monkeypatch.delenv("LLMRUN_KERNELS", raising=False)
     assert "Q4_1" in kernel_types(("avx2", "fma"))
+    assert repacked_types(("avx2", "fma")) == {"MXFP4"}
+    assert not kernel_types(("avx2", "fma", "amx_int8"))
     assert not kernel_types(("avx2",))
     monkeypatch.setenv("LLMRUN_KERNELS", "ggml")
     assert not kernel_types(("avx2", "fma"))

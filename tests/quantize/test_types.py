@@ -132,9 +132,10 @@ def test_some_rows_that_do_not_divide_are_no_reason() -> None:
 
 
 def test_types_that_read_prompts_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_KERNELS", "ggml")
     assert slow_prompts("Q4_1", AVX2).startswith("Q4_1 reads prompts at about a third")
     assert slow_prompts("Q4_1", ARM) == slow_prompts("Q4_0", AVX2) == ""
-    monkeypatch.setenv("LLMRUN_KERNELS", "on")
+    monkeypatch.delenv("LLMRUN_KERNELS")
     monkeypatch.setattr("sys.platform", "linux")
     assert slow_prompts("Q4_1", AVX2) == ""
 

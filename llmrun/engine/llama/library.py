@@ -21,7 +21,14 @@ from typing import Any, NamedTuple
 
 from llmrun import _native
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.protocol.llama_folder import backend_folders, folder_of, package_folder
+from llmrun.protocol.llama_folder import (
+    GGML,
+    KERNELS_VARIABLE,
+    backend_folders,
+    folder_of,
+    own_kernels_wanted,
+    package_folder,
+)
 
 VERSION = "0.3.36"
 _LIBRARY = re.compile(r"(llama|ggml)[^/]*\.(so|dylib|dll)")
@@ -52,8 +59,6 @@ _NEXTN_NAMES = (
     ),
 )
 _CPU_DEVICE = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
-KERNELS_VARIABLE = "LLMRUN_KERNELS"
-_GGML, _ON = "ggml", "on"
 _BUFFER_TYPE_FUNCTIONS = 6  # struct ggml_backend_buffer_type: pointers to functions, the device, an object
 _installed: dict[int, str] = {}  # buffer types that our kernels answer for: ggml's pointer -> instruction set
 _no_kernels = "llama.cpp is not loaded"
@@ -355,18 +360,15 @@ def _repacking_type(library: Any, kinds: Any) -> int | None:
 def _install_kernels(library: Any, buffer_type: int | None) -> None:
     """Let our own kernels compute the products they can (native/ggml_kernels.hpp), or remember why they can't.
 
-    LLMRUN_KERNELS=on switches them on, the name of an instruction set those for it. They are off by default: they round
-    activations otherwise than ggml's kernels for few columns, so that greedy answers from a cached prefix would differ
-    from those of a computed one.
+    LLMRUN_KERNELS names the instruction set that they use, or ggml for none of them.
     """
     global _no_kernels
-    names, wanted = _native.available_kernels(), os.environ.get(KERNELS_VARIABLE) or _GGML
-    if wanted == _ON and names:
-        wanted = names[-1]
-    _native.enable_kernels(wanted != _GGML)
+    names = _native.available_kernels()
+    wanted = os.environ.get(KERNELS_VARIABLE) or (names[-1] if names else "")
+    _native.enable_kernels(own_kernels_wanted())
     barrier = _exported(_cpu_library(library), "ggml_barrier")
-    if wanted == _GGML:
-        _no_kernels = f"{KERNELS_VARIABLE}={_ON} adds llmrun's own"
+    if wanted == GGML:
+        _no_kernels = f"{KERNELS_VARIABLE}={GGML}"
     elif not buffer_type:
         _no_kernels = "this build of llama.cpp has no place for them"
     elif buffer_type in _installed:
