@@ -224,7 +224,7 @@ def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
 
 
 def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
-    """Return the types whose matrices llama.cpp repacks on this processor (ggml-cpu/repack.cpp), without those of ours."""
+    """Return the types that llama.cpp repacks on this processor (ggml-cpu/repack.cpp), without those of our kernels."""
     if "avx2" in cpu_flags:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
         return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide) - kernel_types(cpu_flags)
