@@ -286,7 +286,9 @@ WAYS: dict[str, Way] = {
     "stays when it is done": _good(*FINE, Act.SILENCE),
     "does not stream": Way((whole(content="Hello there"),)),
     "repeats the whole message": _good(
-        STREAM, *HELLO, event({"choices": [{"delta": {}, "message": {"content": "Hello there"}, "finish_reason": "stop"}]})
+        STREAM,
+        *HELLO,
+        event({"choices": [{"delta": {}, "message": {"content": "Hello there"}, "finish_reason": "stop"}]}),
     ),
     "ends by a word of its own": _good(STREAM, *HELLO, chunk(finish="whim"), DONE),
     "answers nothing": _good(STREAM, STOP, usage(7, 1), DONE, says=""),
