@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -53,10 +54,12 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
     if output.json:
         return _to_the_end(events, lambda event: print_event(output, event))
     accepted: list[MediaAccepted] = []  # noted afterwards: a line would break into the live one
+    kinds = PartKinds()
     with answer_view(output, shown_as, n_ctx=model.n_ctx, times=model.step_times) as view:
         model.on_wait = view.tick
         for event in events:
             view.show(event)
+            kinds.take(event)
             if isinstance(event, MediaAccepted):
                 accepted.append(event)
             elif isinstance(event, Finished):
@@ -66,7 +69,31 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
     for each in accepted if shown_as.stats is not False else ():
         size = f"{each.seconds:.1f} s of audio" if each.seconds else f"{each.width:,} x {each.height:,} pixels"
         output.note(f"{each.name}: {size}, {counted(each.tokens, 'token')}")
+    if empty := kinds.empty_note(event):
+        output.note(empty)
     return event
+
+
+class PartKinds:
+    """The kinds of parts that an answer has so far: an answer that shows nothing must not pass for one."""
+
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+
+    def take(self, event: Event) -> None:
+        """Note the parts of an event; blanks are no text."""
+        if isinstance(event, TextDelta) and "text" not in self._found:
+            self._found.update(part.kind for part in event.answer_parts if part.kind != "text" or part.text.strip())
+
+    def empty_note(self, finished: Finished) -> str:
+        """Return the note about an answer without text and calls; "" if there is something, or the user stopped it."""
+        if self._found & {"text", "call"} or finished.reason == "cancelled":
+            return ""
+        if "reasoning" not in self._found:
+            return "The answer is empty."
+        if finished.reason == "length":
+            return "The answer is empty: the tokens ran out in the reasoning."
+        return "The answer is empty: there is nothing after the reasoning."
 
 
 def show_again(output: Output, text: str, shown_as: DisplayOptions) -> None:
@@ -135,12 +162,16 @@ def stream(
 
     together = model.parallel > 1
     finished: list[Finished] = []
+    kinds = defaultdict[int, PartKinds](PartKinds)
     with n_answers_view(output, seeds, shown_as, together=together) as view:
         model.on_wait = view.tick
         for event in events:
             view.show(event)
+            kinds[event.request].take(event)
             if isinstance(event, Finished):
                 finished.append(event)
+    for empty in filter(None, (kinds[each.request].empty_note(each) for each in finished)):
+        output.note(empty)
     if together and shown_as.has_stats(output):
         output.note(summary_of_all(finished, short=shown_as.is_short))
     return finished

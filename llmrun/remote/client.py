@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import aclosing, suppress
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from llmrun.errors import LlmrunError, UnavailableError
+from llmrun.errors import LlmrunError, UnavailableError, UsageError
 from llmrun.models.download.transfer import RetryPolicy, ignore_note, wait_seconds
 from llmrun.protocol.messages import Event, Generate
 from llmrun.remote.request_body import body_of
@@ -41,6 +42,7 @@ _BUSY = frozenset({429, 503})  # statuses of a server that has computed nothing 
 _IDLE_SECONDS = 2.0  # before a connection is closed: most servers close theirs after five
 _REST_SECONDS = 0.5  # for the end of the stream after the last event
 _EVENT_STREAM = "text/event-stream"
+_NAMED_FIELD = re.compile(r"\breasoning_content\b|(?<=[`'\"])(?:reasoning|reasoning_text)(?=[`'\"])")
 _Value = TypeVar("_Value")
 
 
@@ -54,6 +56,8 @@ class RemoteClient:
     Attributes:
         has_usage: the server counted the tokens of the last answer; None before the first one. Otherwise its pieces of
             text are counted.
+        reasoning_name: where the server had the reasoning of its last answer, and gets it back; "" if it refuses it,
+            None before any.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class RemoteClient:
     ) -> None:
         self.server, self.model = server, model
         self.has_usage: bool | None = None
+        self.reasoning_name: str | None = None
         self.next_request = itertools.count(1).__next__
         self._patience, self._on_note = patience, on_note
         self._has_hinted = False
@@ -141,14 +146,23 @@ class RemoteClient:
         put(None)
 
     async def _answer(self, command: Generate, decoder: AnswerDecoder, put: Put, named: Collection[str] | None) -> None:
-        """Receive one answer to its end; repeat the request if the server is busy."""
-        endpoint, body, _ = body_of(command.asked, self.model, named)
-        content = json.dumps(body).encode()
-        for failures in itertools.count():
-            seconds = await self._try(endpoint, content, decoder, put, may_wait=failures < self._patience.retries)
+        """Receive one answer to its end; repeat the request if the server is busy, or wants its reasoning otherwise."""
+        failures, has_changed = 0, False
+        while True:
+            endpoint, body, _ = body_of(command.asked, self.model, named, self.reasoning_name)
+            content = json.dumps(body).encode()
+            try:
+                seconds = await self._try(endpoint, content, decoder, put, may_wait=failures < self._patience.retries)
+            except UsageError as error:
+                name = _other_reasoning(error.why, content)
+                if has_changed or name is None:
+                    raise
+                self.reasoning_name, has_changed = name, True
+                continue
             if seconds is None:
                 return
             seconds = max(seconds, self._patience.backoff_seconds * 2**failures)
+            failures += 1
             self._on_note(f"{self.server.host} is busy; trying again in {seconds:g} seconds")
             await asyncio.sleep(seconds)
 
@@ -202,8 +216,10 @@ class RemoteClient:
                 self.server, f"it sent {kind[:40] or 'something without a type'}, not a stream of events"
             )
         self.has_usage = decoder.has_usage
-        if decoder.excess:
-            self._on_note(f"{self.server.host} {decoder.excess}")
+        if self.reasoning_name != "":
+            self.reasoning_name = decoder.reasoning_name or self.reasoning_name
+        if decoder.note:
+            self._on_note(f"{self.server.host} {decoder.note}")
         _each(decoder.ended(), put)
         if decoder.is_done:  # a connection can be used again if it was read to its end
             with suppress(asyncio.TimeoutError):
@@ -244,6 +260,16 @@ class RemoteClient:
             self._has_hinted = True
             waiting = f"{self._patience.stall_seconds:g} seconds at most"
             self._on_note(f"{self.server.host} has sent nothing of the answer yet; waiting {waiting}, Ctrl-C ends it")
+
+
+def _other_reasoning(why: str, sent: bytes) -> str | None:
+    """Return the field in which a server that refuses a request wants its reasoning: DeepSeek's insists on it, others
+    know no such field ("" then). None if the refusal does not name one.
+    """
+    found = _NAMED_FIELD.search(why)
+    if found is None:
+        return None
+    return "" if f'"{found[0]}": '.encode() in sent else found[0]
 
 
 async def _next(pieces: AsyncIterator[bytes]) -> bytes:

@@ -7,7 +7,8 @@ beyond OpenAI's are sent only to servers known to support them, since others ref
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
@@ -15,6 +16,7 @@ from llmrun.protocol.codec import load_json
 from llmrun.protocol.media import Media, beginning_of
 from llmrun.protocol.messages import AnswerRequest, Message, Tool
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
+from llmrun.remote.answer_shapes import REASONING_DETAILS, REASONING_FIELDS, REASONING_TAGS
 from llmrun.remote.server import ServedModel, Server
 
 _LLMRUN = {name: name for name in PARAMETERS}
@@ -79,16 +81,23 @@ def require_told(
         )
 
 
-def body_of(asked: AnswerRequest, model: ServedModel, named: Collection[str] | None = None) -> RequestBody:
+def body_of(
+    asked: AnswerRequest,
+    model: ServedModel,
+    named: Collection[str] | None = None,
+    reasoning_name: str | None = None,
+) -> RequestBody:
     """Return the request for a streamed answer.
 
     Args:
         named: fields of the sampling parameters set by the user; None is all that differ from the defaults.
+        reasoning_name: where earlier reasoning goes, see answer_shapes.texts_of(); "" leaves it out, None decides by
+            the kind of server.
     """
     sampling, refused = _sampling(asked.sampling, model.owner, named)
     extensions, refused_extensions = _extensions(asked, model.owner)
     if asked.prompt is None:
-        endpoint, prompt = "/chat/completions", _conversation(asked, model.owner)
+        endpoint, prompt = "/chat/completions", _conversation(asked, model.owner, reasoning_name)
     else:
         likeliest = {} if asked.logprobs is None else {"logprobs": asked.logprobs}
         endpoint, prompt = "/completions", {"prompt": asked.prompt, **likeliest}
@@ -168,11 +177,19 @@ def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
-def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:
+def _conversation(asked: AnswerRequest, owner: str, reasoning_name: str | None) -> dict[str, Any]:
     messages = asked.messages
     if asked.begins or asked.begins_reasoning:
         messages = (*messages, Message("assistant", asked.begins, reasoning=asked.begins_reasoning))
-    body: dict[str, Any] = {"messages": [_message(message, owner) for message in messages]}
+    is_local = owner in _SAMPLING
+    if is_local and reasoning_name in (None, REASONING_TAGS):
+        reasoning_name = REASONING_FIELDS[0]
+    sent = []
+    for message, has_calls in zip(messages, _in_turns_with_calls(messages), strict=True):
+        sent.append(_message(message))
+        if reasoning_name and (message.reasoning if is_local else has_calls):
+            _add_reasoning(sent[-1], message, reasoning_name)
+    body: dict[str, Any] = {"messages": sent}
     if asked.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": asked.logprobs}
     if asked.tools:
@@ -182,10 +199,18 @@ def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:
     return body
 
 
-def _message(message: Message, owner: str) -> dict[str, Any]:
+def _in_turns_with_calls(messages: Sequence[Message]) -> list[bool]:
+    """Return for each message whether the model answers in it, in a turn with tool calls.
+
+    There some servers require the reasoning, and others lose the plan without it; in other turns some refuse it.
+    """
+    turns = list(accumulate(message.role == "user" for message in messages))
+    with_calls = {turn for turn, message in zip(turns, messages, strict=True) if message.tool_calls}
+    return [message.role == "assistant" and turn in with_calls for turn, message in zip(turns, messages, strict=True)]
+
+
+def _message(message: Message) -> dict[str, Any]:
     body: dict[str, Any] = {"role": message.role, "content": _content(message)}
-    if message.reasoning and owner in _SAMPLING:
-        body["reasoning_content"] = message.reasoning
     if message.tool_calls:
         body["tool_calls"] = [
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -194,6 +219,23 @@ def _message(message: Message, owner: str) -> dict[str, Any]:
     if message.role == "tool":
         body["tool_call_id"] = message.tool_call_id
     return body
+
+
+def _add_reasoning(body: dict[str, Any], message: Message, name: str) -> None:
+    """Add a message's reasoning to its body, in the shape in which the server sends it."""
+    reasoning = message.reasoning
+    if name in REASONING_FIELDS:
+        if reasoning or message.tool_calls:  # DeepSeek refuses a message with calls and without the field
+            body[name] = reasoning
+    elif not reasoning:
+        pass
+    elif name == REASONING_DETAILS:
+        body[name] = [{"type": "reasoning.text", "text": reasoning}]
+    elif name == REASONING_TAGS:
+        body["content"] = f"<think>\n{reasoning}\n</think>\n\n{message.content}"
+    else:
+        text = [{"type": "text", "text": message.content}] if message.content else []
+        body["content"] = [{"type": "thinking", "thinking": [{"type": "text", "text": reasoning}]}, *text]
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

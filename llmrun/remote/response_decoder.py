@@ -5,16 +5,16 @@ Knows server-sent events, OpenAI's chunks, and the counts and times measured on 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise, starmap
 from typing import Any
 
-from llmrun.errors import LlmrunError, NetworkError, UnavailableError
+from llmrun.errors import LlmrunError, NetworkError, UnavailableError, brief
 from llmrun.protocol.answer import AnswerSplitter
 from llmrun.protocol.messages import AnswerPart, Event, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
+from llmrun.remote.answer_shapes import REASONING_TAGS, EndKind, RemoteCalls, end_kind, text_of, texts_of
 from llmrun.remote.server import Server
 from llmrun.remote.transport import LONGEST_BODY, endless, error_in, not_compatible, read_json, refusal, require_short
 from llmrun.statistics import quantile
@@ -61,19 +61,6 @@ class EventReader:
             yield data
 
 
-class RemoteCall:
-    """A tool call as received: its name at once, its arguments in pieces."""
-
-    def __init__(self) -> None:
-        self.name, self.arguments = "", ""
-
-    def add(self, function: dict[str, Any]) -> None:
-        """Add the call's part of a chunk."""
-        self.name = self.name or _text(function.get("name"))
-        arguments = function.get("arguments")  # some send an object
-        self.arguments += json.dumps(arguments) if isinstance(arguments, dict) else _text(arguments)
-
-
 class AnswerDecoder:
     """The decoder of one answer.
 
@@ -85,6 +72,7 @@ class AnswerDecoder:
 
     Attributes:
         is_done: the server has announced the end.
+        reasoning_name: the place of its reasoning, see answer_shapes.texts_of(), or REASONING_TAGS; "" without one.
         has_usage: the server counted tokens; otherwise pieces of text are counted, which are tokens with most servers.
         is_cut: the server ignores the limit of tokens: the rest of its answer is dropped.
     """
@@ -95,13 +83,14 @@ class AnswerDecoder:
         self._server, self._command, self._model, self._clock = server, command, model, clock
         self._began = command.asked.arrived or clock()
         self._times: list[float] = []
-        self._reason, self._detail = "", ""
+        self._reason, self._detail, self._refusal = "", "", ""
         self._usage: dict[str, Any] = {}
-        self._calls: dict[int, RemoteCall] = {}
+        self._calls = RemoteCalls()
         self._is_reasoning = self._has_answered = False
         self._tags = _TAGS if command.asked.prompt is None else ()
         self._splitter = AnswerSplitter(self._tags)  # some servers leave reasoning in the content
         self.is_done = self.has_usage = self.is_cut = False
+        self.reasoning_name = ""
         self._n_bytes = 0  # of text, reasoning and calls
 
     @property
@@ -110,15 +99,19 @@ class AnswerDecoder:
         return len(self._times) + bool(self._reason) + self.has_usage
 
     @property
-    def excess(self) -> str:
-        """Message about an ignored limit of tokens, to follow the server's name; "" if it was respected."""
+    def note(self) -> str:
+        """Message about an ignored limit of tokens, or an unknown reason of the end, to follow the server's name."""
         limit = self._command.asked.limits.max_tokens
         counted = _count(self._usage, "completion_tokens")
         if self.is_cut:
             return f"ignores max_tokens {limit:,}: its answer was cut here"
         if limit is not None and counted > limit:
             return f"ignores max_tokens {limit:,}: its answer has {counted:,} tokens"
-        return ""
+        return f"ended the answer with the unknown reason {brief(self._reason)}" if self._end is EndKind.UNKNOWN else ""
+
+    @property
+    def _end(self) -> EndKind:
+        return end_kind(self._reason) if self._reason else EndKind.WHOLE
 
     def started(self) -> Started:
         """Return the first event. A server reports the length of the prompt at the end."""
@@ -154,7 +147,7 @@ class AnswerDecoder:
 
         Raises:
             UnavailableError: the answer broke off.
-            LlmrunError: the server did not let the model end it.
+            LlmrunError: the server did not let the model end it, or the model refused to follow a schema.
         """
         if not self._reason and not (self.is_done and self._times):
             raise UnavailableError(
@@ -162,13 +155,18 @@ class AnswerDecoder:
                 why="it ended the connection in the middle" if self._times else "it ended without an answer",
                 hint="try again",
             )
-        if rest := (*self._splitter.flush(is_cut_off=self._reason == "length"), *self._call_parts()):
+        end = self._end
+        calls = self._call_parts() if end is not EndKind.FAILED else ()
+        if rest := (*self._splitter.flush(is_cut_off=end is EndKind.LENGTH), *calls):
             yield TextDelta(self._command.request, "", 0, parts=rest)
-        if self._reason == "content_filter":
-            raise LlmrunError(f"{self._server.host} withheld the rest of the answer", why="its content filter said so")
-        if self._reason == "abort":
-            raise NetworkError(f"{self._server.host} cancelled the answer", hint="try again")
-        yield self.finished("length" if self._reason == "length" else "stop")
+        host, why = self._server.host, f"it ended with the reason {brief(self._reason)}"
+        if end is EndKind.WITHHELD:
+            raise LlmrunError(f"{host} withheld the rest of the answer", why="its content filter said so")
+        if end is EndKind.FAILED:
+            raise UnavailableError(f"{host} did not complete the answer", why=why, hint="try again")
+        if self._refusal and self._command.asked.grammar is not None:
+            raise LlmrunError(f"{host} refused to answer", why=" ".join(self._refusal.split()))
+        yield self.finished("length" if end is EndKind.LENGTH else "stop")
 
     def finished(self, reason: str) -> Finished:
         """Return the last event, with the statistics up to here."""
@@ -177,15 +175,19 @@ class AnswerDecoder:
     # ---- chunks ----------------------------------------------------------------------------------
 
     def _choice(self, choice: dict[str, Any]) -> Iterator[Event]:
-        delta = choice.get("delta") or choice.get("message") or choice
+        delta = next((choice[key] for key in ("delta", "message") if choice.get(key) is not None), choice)
         if not isinstance(delta, dict):
             raise not_compatible(self._server, "its answer has another shape")
-        reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
-        content = _text(delta.get("content")) or _text(delta.get("text"))
-        text = ("" if self._has_answered else reasoning) + content
-        parts = tuple(self._parts(reasoning, content))
+        if (error := error_in({"error": choice.get("error")})) is not None:
+            raise refusal(self._server, _status(error), error, self._model)
+        found = texts_of(delta)
+        content = found.text + found.refusal
+        self._refusal += found.refusal
+        text = ("" if self._has_answered else found.reasoning) + content
+        parts = tuple(self._parts(found.reasoning, content, found.reasoning_name))
         n_pieces = len(self._times)
-        self._add_calls(delta)
+        for _ in self._calls.add(delta.get("tool_calls")):
+            self._times.append(self._clock())
         logprobs = _logprobs(choice.get("logprobs"))
         if text or logprobs:
             self._times.append(self._clock())
@@ -196,9 +198,9 @@ class AnswerDecoder:
         if text:
             tokens = max(len(logprobs), len(self._times) - n_pieces)
             yield TextDelta(self._command.request, text, tokens, logprobs, parts=parts)
-        self._reason = _text(choice.get("finish_reason")) or self._reason
+        self._reason = text_of(choice.get("finish_reason")) or self._reason
         if self._reason == "stop":
-            self._detail = _text(choice.get("stop_reason")) or self._detail  # vLLM's: the stop string
+            self._detail = text_of(choice.get("stop_reason")) or self._detail  # vLLM's: the stop string
 
     def _measure(self, text: str) -> None:
         """Count the received text, and cut an answer that is longer than its limit.
@@ -209,33 +211,27 @@ class AnswerDecoder:
             NetworkError: the answer has no end.
         """
         self._n_bytes += len(text.encode())
-        calls = sum(len(call.arguments) for call in self._calls.values())
-        if self._n_bytes + calls > LONGEST_BODY or len(self._calls) > _MOST_CALLS:
+        calls = sum(len(call.arguments) for call in self._calls.all)
+        if self._n_bytes + calls > LONGEST_BODY or len(self._calls.all) > _MOST_CALLS:
             raise endless(self._server)
         limit = self._command.asked.limits.max_tokens
         if limit is not None and min(len(self._times), (self._n_bytes + calls) // _BYTES_A_TOKEN) > limit:
             self.is_cut = True
 
-    def _parts(self, reasoning: str, content: str) -> Iterator[AnswerPart]:
+    def _parts(self, reasoning: str, content: str, name: str) -> Iterator[AnswerPart]:
         """Yield the parts of a chunk; reasoning after the beginning of the answer is dropped."""
         if reasoning and not self._has_answered:
-            self._is_reasoning = True
+            self._is_reasoning, self.reasoning_name = True, name
             yield AnswerPart("reasoning", reasoning)
         if self._is_reasoning and (content := content.lstrip()):
             self._is_reasoning, self._splitter = False, AnswerSplitter(())
             yield AnswerPart("reasoning_end")
         if content:
             self._has_answered = True
-            yield from self._splitter.feed(content)
-
-    def _add_calls(self, delta: dict[str, Any]) -> None:
-        calls = delta.get("tool_calls")
-        for place, call in enumerate(calls if isinstance(calls, list) else ()):
-            function = call.get("function") if isinstance(call, dict) else None
-            if isinstance(function, dict):
-                index = call.get("index")
-                self._calls.setdefault(index if isinstance(index, int) else place, RemoteCall()).add(function)
-                self._times.append(self._clock())
+            for part in self._splitter.feed(content):
+                if part.kind == "reasoning":
+                    self.reasoning_name = REASONING_TAGS
+                yield part
 
     def _call_parts(self) -> Iterator[AnswerPart]:
         """Yield the tool calls; the last one of an answer that was cut off may be incomplete.
@@ -243,14 +239,16 @@ class AnswerDecoder:
         Raises:
             NetworkError: a call can't be read.
         """
-        for call in self._calls.values() if self._command.asked.tools else ():
+        taken: set[str] = set()
+        for call in self._calls.all if self._command.asked.tools else ():
             arguments = call.arguments.strip() or "{}"
-            yield AnswerPart("call", call.name)
+            yield AnswerPart("call", call.name, "" if call.id in taken else call.id)
+            taken.add(call.id)
             yield AnswerPart("arguments", arguments)
             try:
                 self._check_call(call.name, arguments)
             except NetworkError:
-                if self._reason != "length":
+                if self._end is not EndKind.LENGTH:
                     raise
                 return
             yield AnswerPart("call_end")
@@ -278,13 +276,6 @@ class AnswerDecoder:
             context_used=prompt_tokens + completion_tokens if self.has_usage else 0,
             seed=self._command.asked.sampling.seed or 0,
         )
-
-
-def _text(value: Any) -> str:
-    """Return a text; "" for anything else. Halves of surrogate pairs, which can't be encoded, become U+FFFD."""
-    if not isinstance(value, str):
-        return ""
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if not value.isascii() else value
 
 
 def _count(counts: Any, name: str) -> int:
@@ -318,11 +309,11 @@ def _logprobs(value: Any) -> tuple[TokenLogprob, ...]:
 
 
 def _token(entry: Any) -> tuple[str, tuple[int, ...], float]:
-    text = _text(entry["token"])
+    text = text_of(entry["token"])
     data = entry.get("bytes")
     return text, tuple(map(int, data if data is not None else text.encode())), float(entry["logprob"])
 
 
 def _old_token(value: Any, logprob: Any) -> tuple[str, tuple[int, ...], float]:
-    text = _text(value)
+    text = text_of(value)
     return text, tuple(text.encode()), float(logprob)

@@ -42,6 +42,7 @@ class CompletionRequest(NamedTuple):
     ignored: tuple[str, ...] = ()  # fields that are not honoured, e.g. "tools[8].type=web_search"
     others: tuple[AnswerRequest, ...] = ()  # for further prompts
     scores_prompts: bool = False  # the log-probabilities of the prompts' tokens are wanted too
+    named: str = ""  # the name of the model in the request, which may be an alias; the answer repeats it
 
     @property
     def n_choices(self) -> int:
@@ -63,7 +64,7 @@ class Envelope(NamedTuple):
 
     id: str
     created: int  # Unix time
-    model: str  # name as the client gets it
+    model: str  # name as in the request
     prompts: tuple[tuple[TokenLogprob, ...], ...] = ()  # scored prompts, if that was requested
 
 

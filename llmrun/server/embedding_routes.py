@@ -26,6 +26,7 @@ from llmrun.server.http import read_json
 from llmrun.server.pool import PooledModel
 from llmrun.server.protocols import embeddings
 from llmrun.server.protocols.embeddings import EmbeddingRequest
+from llmrun.server.protocols.models import model_header, shown_name
 
 _FLOAT_BYTES = 4
 
@@ -192,9 +193,9 @@ class EmbeddingRoutes:
                 embedding = Embedding(pooled.loaded_model.header, pooled.located.spec.embedding, request.options)
                 commands = embedding.of_tokens(request.tokens) if request.tokens else embedding.commands(request.texts)
                 results = await self._results(engine, list(commands))
-            name, _ = self._log_usage(http, request.model, pooled, results)
+            name, headers, _ = self._log_usage(http, request.model, pooled, results)
             body = await asyncio.to_thread(lambda: write(request, joined(map(embedding.read, results)), name))
-            return await asyncio.to_thread(JSONResponse, body)
+            return await asyncio.to_thread(JSONResponse, body, 200, headers)
 
         return embed
 
@@ -204,8 +205,8 @@ class EmbeddingRoutes:
         async with self._state.engine(request.model, http.receive) as (engine, pooled):
             ranking = Ranking(pooled.loaded_model.header, pooled.located.spec.embedding)
             results = await self._results(engine, list(ranking.commands(request.query, request.documents)))
-        name, tokens = self._log_usage(http, request.model, pooled, results)
-        return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens))
+        name, headers, tokens = self._log_usage(http, request.model, pooled, results)
+        return JSONResponse(embeddings.rerank_body(request, ranking.read(results), name, tokens), headers=headers)
 
     async def _results(self, engine: EngineConnection, commands: Iterable[EmbedTexts]) -> list[TextsEmbedded]:
         """Return the result of each command."""
@@ -215,9 +216,10 @@ class EmbeddingRoutes:
         return [await self._batches[engine].embed(command) for command in commands]
 
     def _log_usage(
-        self, http: Request, model: str, pooled: PooledModel, results: Iterable[TextsEmbedded]
-    ) -> tuple[str, int]:
-        """Log the model's name for the client and the computed tokens, and return both."""
-        name, tokens = self._state.pool.true_name(model) or pooled.name, sum(sum(each.tokens) for each in results)
+        self, http: Request, named: str, pooled: PooledModel, results: Iterable[TextsEmbedded]
+    ) -> tuple[str, dict[str, str], int]:
+        """Log the model and the computed tokens; return the model's name for the client, headers, and the tokens."""
+        name, tokens = self._state.pool.true_name(named) or pooled.name, sum(sum(each.tokens) for each in results)
         http.scope["state"] |= {"model": name, "prompt_tokens": tokens}
-        return name, tokens
+        headers = {key.decode(): value.decode() for key, value in model_header(name).items()}
+        return shown_name(named, name), headers, tokens

@@ -54,6 +54,7 @@ from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
 from llmrun.server.pool import Pool, PooledModel, prompt_hash
 from llmrun.server.protocols.fields import header_safe
+from llmrun.server.protocols.models import model_header, shown_name
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.watch import Watch, watched
 
@@ -350,7 +351,7 @@ class HttpExchange:
         self._writer: AnswerWriter | None = None
         self._is_stream = False
         self._has_sent_headers = False
-        self._ignored: Headers = []
+        self._headers: dict[bytes, bytes] = {}  # of our own, beside those of every answer
         self._watch: Watch | None = None
         self._sent_at = time.monotonic()
         self._is_sending = False
@@ -384,15 +385,17 @@ class HttpExchange:
             body = self._responses.expanded(self._owner, body)
         completion = self._api.read(body).owned_by(self._owner)
         model = self._pool.true_name(completion.model)
-        return body, completion._replace(model=model, sampling={**completion.sampling, **self._sampling})
+        sampling = {**completion.sampling, **self._sampling}
+        return body, completion._replace(model=model, named=completion.model, sampling=sampling)
 
     async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
         name = completion.model or pooled.name
         self._log["model"] = name
+        self._headers |= model_header(name)
         self._name_ignored(completion.ignored)
         answer_id = f"{self._api.id_prefix}{secrets.token_hex(12)}"
         prompts = await self._scored_prompts(completion, pooled) if completion.scores_prompts else ()
-        envelope = Envelope(answer_id, int(time.time()), name, prompts)
+        envelope = Envelope(answer_id, int(time.time()), shown_name(completion.named, name), prompts)
         self._writer = writer = self._api.writer(body, envelope)
         self._is_stream = completion.stream
         if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
@@ -433,7 +436,7 @@ class HttpExchange:
         if paths:
             self._log["ignored"] = named = (*self._log.get("ignored", ()), *paths)
             listed = ", ".join(map(header_safe, named))[:_MOST_IGNORED].rstrip()
-            self._ignored = [(b"x-llmrun-ignored", listed.encode())]
+            self._headers[b"x-llmrun-ignored"] = listed.encode()
 
     async def _forward(self, answers: ResponseStreams, writer: AnswerWriter) -> None:
         """Wait for events, and send everything they add to the stream as one chunk."""
@@ -517,7 +520,8 @@ class HttpExchange:
             return b""
         self._has_sent_headers = True
         headers: Headers = [(b"content-type", writer.media_type.encode()), (b"x-accel-buffering", b"no")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._ignored]})
+        headers += self._headers.items()
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         return writer.begin()
 
     async def _keep_alive(self, writer: AnswerWriter) -> bytes:
@@ -543,7 +547,7 @@ class HttpExchange:
         if self._is_stream:
             await self._send_chunk(writer.end(), is_last=True)
         else:
-            await send_json(self._send, 200, writer.whole(), self._ignored)
+            await send_json(self._send, 200, writer.whole(), [*self._headers.items()])
 
     async def _send_error(self, error: LlmrunError) -> None:
         """Send an HTTP error if nothing was sent yet, otherwise an error at the end of the stream."""

@@ -18,6 +18,7 @@ from support.gguf_writer import tiny_model, write
 from support.installed import Terminal, only_error_line
 from support.remote_server import (
     CHAT,
+    DONE,
     FINE,
     KEY,
     MODEL,
@@ -26,9 +27,11 @@ from support.remote_server import (
     Act,
     Endless,
     FarServer,
+    Reply,
     chunk,
     listed,
     response,
+    told,
 )
 from typer.testing import CliRunner
 
@@ -140,6 +143,33 @@ def test_what_came_is_printed_before_the_error(server: FarServer, run: Run) -> N
     assert done.returncode == 5
     assert "broke off" in only_error_line(done.stderr)
     assert KEY not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("reply", "note"),
+    [
+        (told(), "The answer is empty."),
+        (told(chunk(" \n")), "The answer is empty."),
+        (told(chunk(content=None, reasoning="Hm.")), "The answer is empty: there is nothing after the reasoning."),
+        (
+            (STREAM, chunk(content=None, reasoning="Hm."), chunk(finish="length"), DONE),
+            "The answer is empty: the tokens ran out in the reasoning.",
+        ),
+        (told(chunk(content=None, refusal="No.")), ""),
+        (told(chunk(content=[{"type": "text", "text": "Yes."}])), ""),
+    ],
+    ids=["nothing", "blanks", "reasoning", "reasoning that was cut", "refusal", "blocks"],
+)
+def test_an_empty_answer_is_said(server: FarServer, run: Run, reply: Reply, note: str) -> None:
+    server.replies = [reply]
+    done = run("run", "default", "Hi")
+    assert (done.returncode, done.stderr.strip()) == (0, note)
+    assert bool(done.stdout.strip()) == (not note)
+
+
+def test_one_of_several_answers_may_be_empty(server: FarServer, run: Run) -> None:
+    server.replies = [told(), FINE]
+    assert run("run", "default", "Hi", "-N", "2", "--seed", "5").stderr.count("The answer is empty.") == 1
 
 
 def test_events_and_figures(server: FarServer, run: Run) -> None:

@@ -11,11 +11,35 @@ import pytest
 from support import remote_server
 from support.answers import accumulated
 from support.certificates import server_context
-from support.remote_server import CHAT, KEY, MODEL, STREAM, TEXT, WAYS, Endless, FarServer, chunk, listed, told
+from support.remote_server import (
+    CHAT,
+    KEY,
+    MODEL,
+    STREAM,
+    TEXT,
+    WAYS,
+    Endless,
+    FarServer,
+    Reply,
+    chunk,
+    failed,
+    listed,
+    told,
+)
 
 import llmrun.remote.client as module
-from llmrun.errors import LlmrunError, LoginRequiredError, NetworkError
-from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Started, TextDelta, Tool
+from llmrun.errors import LlmrunError, LoginRequiredError, NetworkError, UsageError
+from llmrun.protocol.messages import (
+    AnswerRequest,
+    Event,
+    Finished,
+    Generate,
+    Message,
+    Started,
+    TextDelta,
+    Tool,
+    ToolCall,
+)
 from llmrun.protocol.params import Limits
 from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.server import ServedModel, Server
@@ -132,6 +156,44 @@ def test_waiting_for_the_first_token_is_said_once(server: FarServer, monkeypatch
     client.close()
     (note,) = notes
     assert "has sent nothing of the answer yet; waiting 0.2 seconds at most" in note
+
+
+TOOL_TURN = replace(
+    HI,
+    messages=(
+        Message("user", "Double 4."),
+        Message("assistant", "", (ToolCall("a", "double", "{}"),), reasoning="Plan."),
+        Message("tool", "8", tool_call_id="a", name="double"),
+    ),
+)
+MISSING = failed(400, "The `reasoning_content` in the thinking mode must be passed back to the API.")
+UNKNOWN_FIELD = failed(422, "Extra inputs are not permitted: 'reasoning_content'")
+
+
+def test_reasoning_goes_back_as_the_server_gave_it(server: FarServer, client: RemoteClient) -> None:
+    server.replies = [told(chunk(reasoning="Hm."), chunk("Yes.")), told(chunk("Yes."))]
+    for _ in range(3):
+        ask(client, TOOL_TURN)
+    sent = [request.body["messages"][1].get("reasoning") for request in server.answered()]
+    assert sent == [None, "Plan.", "Plan."]
+
+
+@pytest.mark.parametrize("refusal", [MISSING, UNKNOWN_FIELD], ids=["missing", "unknown"])
+def test_a_server_that_wants_its_reasoning_otherwise_is_asked_again(server: FarServer, refusal: Reply) -> None:
+    """A chat that began with another model, or was resumed: the server's way is not known yet, or changes."""
+    client = RemoteClient(Server(f"{server.url}/v1"), ServedModel(MODEL), PATIENCE)
+    is_missing = refusal is MISSING
+    client.reasoning_name = None if is_missing else "reasoning_content"
+    answer = told(chunk(reasoning_content="Hm."), chunk("Yes."))
+    server.replies = [refusal, answer]
+    assert text_of(ask(client, TOOL_TURN)) == text_of(ask(client, TOOL_TURN)) == "Hm.Yes."
+    sent = [request.body["messages"][1].get("reasoning_content") for request in server.answered()]
+    assert sent == ([None, "Plan.", "Plan."] if is_missing else ["Plan.", None, None])
+    server.replies = [refusal]
+    with pytest.raises(UsageError, match="reasoning_content"):
+        ask(client, TOOL_TURN)
+    client.close()
+    assert len(server.answered()) == 5, "a server that always refuses is asked twice"
 
 
 def test_there_are_as_many_ways_as_promised() -> None:

@@ -13,6 +13,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerRequest, Message, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.remote.answer_shapes import REASONING_FIELDS
 from llmrun.remote.request_body import body_of, refused_fields
 from llmrun.remote.server import ServedModel
 from llmrun.server.protocols import openai_chat, openai_text
@@ -167,3 +168,57 @@ def test_the_beginning_of_an_answer_is_sent_as_the_last_message(owner: str) -> N
     assert sent["messages"][-1] == {"role": "assistant", "content": "Yes, ", "reasoning_content": "Hm"}
     read = openai_chat.read(sent).request
     assert (read.messages, read.begins, read.begins_reasoning) == (HI, "Yes, ", "Hm")
+
+
+TOOL_TURN = (
+    Message("user", "Plain?"),
+    Message("assistant", "Plain.", reasoning="Old."),
+    Message("user", "Double 4."),
+    Message("assistant", "So:", (ToolCall("a", "double", "{}"),), reasoning="Plan."),
+    Message("tool", "8", tool_call_id="a", name="double"),
+    Message("assistant", "", (ToolCall("b", "double", "{}"),)),
+    Message("tool", "16", tool_call_id="b", name="double"),
+)
+
+
+def messages_of(owner: str, name: str | None) -> list[dict[str, Any]]:
+    return list(body(AnswerRequest(TOOL_TURN), owner, reasoning_name=name)["messages"])
+
+
+@pytest.mark.parametrize("name", REASONING_FIELDS)
+def test_reasoning_of_a_turn_with_calls_goes_back_under_the_name_it_came_by(name: str) -> None:
+    sent = messages_of("somebody", name)
+    assert [each.get(name) for each in sent] == [None, None, None, "Plan.", None, "", None]
+    assert [each["content"] for each in sent] == [message.content for message in TOOL_TURN]
+    assert sum(field in each for each in sent for field in REASONING_FIELDS) == 2
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_reasoning_is_not_sent_to_a_server_of_which_nothing_is_known_or_that_refuses_it(name: str | None) -> None:
+    assert "Plan." not in json.dumps(messages_of("somebody", name))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "details"),
+    [
+        (
+            "content",
+            [{"type": "thinking", "thinking": [{"type": "text", "text": "Plan."}]}, {"type": "text", "text": "So:"}],
+            None,
+        ),
+        ("tags", "<think>\nPlan.\n</think>\n\nSo:", None),
+        ("reasoning_details", "So:", [{"type": "reasoning.text", "text": "Plan."}]),
+    ],
+)
+def test_reasoning_goes_back_in_the_shape_it_came_in(name: str, content: Any, details: Any) -> None:
+    sent = messages_of("somebody", name)
+    assert (sent[3]["content"], sent[3].get("reasoning_details")) == (content, details)
+    assert "Old." not in json.dumps(sent)
+    assert sent[5]["content"] == ""
+
+
+@pytest.mark.parametrize("name", [None, "reasoning_content", "tags"])
+def test_local_servers_get_all_reasoning(name: str | None) -> None:
+    for owner in ("llmrun", "llamacpp", "vllm", "sglang"):
+        sent = messages_of(owner, name)
+        assert [each.get("reasoning_content") for each in sent] == [None, "Old.", None, "Plan.", None, None, None]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -29,7 +30,8 @@ FOUND: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("embeddings")
-    with LiveServer(folder, ("real",), model=gguf_of(BERT, folder), queue=64) as server:
+    model = gguf_of(BERT, folder)
+    with LiveServer(folder, ("real",), model=model, queue=64, aliases={"ada": str(model)}) as server:
         yield server
 
 
@@ -48,6 +50,14 @@ def test_openai_gets_vectors_of_length_one(server: LiveServer, unit: Any) -> Non
     assert rows_of(answer) == pytest.approx(unit, abs=1e-3)
     assert [one["index"] for one in answer["data"]] == list(range(len(TEXTS)))
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > len(TEXTS)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed", "/v1/rerank"])
+def test_an_answer_has_the_name_of_its_request(server: LiveServer, path: str) -> None:
+    for name in ("ada", server.model):
+        answer = server.post(path, {"input": "b", "query": QUERY, "documents": TEXTS, "model": name})
+        assert (answer.status, answer.json["model"]) == (200, name)
+        assert unquote(answer.headers["x-llmrun-model"]) == server.model
 
 
 def test_base64_holds_the_same_numbers_and_one_text_needs_no_list(server: LiveServer) -> None:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.gguf_writer import runnable_model, write
@@ -342,11 +343,26 @@ def test_models_have_their_context_window(serve: Serve, tmp_path: Path) -> None:
     assert (missing["type"], missing["error"]["type"]) == ("error", "not_found_error")
 
 
-def test_an_alias_answers_with_the_true_name(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ANSWERING)
+def test_an_answer_has_the_name_of_its_request(serve: Serve, tmp_path: Path, path: str) -> None:
     server = serve(aliases={"gpt-5": str(tmp_path / "tiny.gguf")})
-    for name in ("gpt-5", "gpt-5:latest"):
-        assert server.post(CHAT, {**HI, "model": name}).json["model"] == server.model
-    assert server.post(CHAT, {**HI, "model": "gpt-6"}).code == "model_not_found"
+    body = {"input": "Hi"} if path == "/v1/responses" else ASKED
+    for name in ("gpt-5", "gpt-5:latest", server.model):
+        answer = server.post(path, {**body, "model": name})
+        assert (answer.status, answer.json["model"]) == (200, name)
+        assert answer.headers["x-llmrun-model"] == quote(server.model, safe="/:@+")
+    assert server.post(path, {**body, "model": "gpt-6"}).status == 404
+    assert server.served[0].facts["model"] == server.model
+
+
+@pytest.mark.parametrize("path", ANSWERING)
+def test_so_has_a_stream(serve: Serve, tmp_path: Path, path: str) -> None:
+    server = serve(aliases={"gpt-5": str(tmp_path / "tiny.gguf")})
+    body = {"input": "Hi"} if path == "/v1/responses" else ASKED
+    answer = server.post(path, {**body, "stream": True, "model": "gpt-5"})
+    assert answer.headers["x-llmrun-model"] == quote(server.model, safe="/:@+")
+    names = set(re.findall(rb'"model": ?"([^"]*)"', answer.body))
+    assert names == {b"gpt-5"}
 
 
 def test_a_served_file_is_called_by_its_stem(serve: Serve) -> None:
@@ -356,7 +372,7 @@ def test_a_served_file_is_called_by_its_stem(serve: Serve) -> None:
     assert "tiny:latest" in [each["name"] for each in server.get("/api/tags").json["models"]]
     for name in ("tiny", "tiny:latest", "gpt-5"):
         assert server.post("/api/show", {"model": name}).json["details"]["family"] == "llama"
-    assert server.post(CHAT, {**HI, "model": "gpt-5"}).json["model"] == "tiny"
+    assert server.post(CHAT, {**HI, "model": "gpt-5"}).headers["x-llmrun-model"] == "tiny"
     assert [each["name"] for each in server.get("/api/ps").json["models"]] == ["tiny:latest"]
     assert server.served[-2].facts["model"] == "tiny"
 
@@ -397,9 +413,11 @@ def test_what_is_ignored_is_named_in_a_header(serve: Serve, stream: bool) -> Non
 def test_any_model_is_the_first_one(serve: Serve) -> None:
     server = serve(any_model=True)
     for name in ("claude-opus-9", "../etc/passwd", server.model):
-        body = {**HI, "model": name, "max_tokens": 5}
-        assert server.post(CHAT, body).json["model"] == server.model
-        assert server.post("/v1/messages", body).json["model"] == server.model
+        for path in (CHAT, "/v1/messages"):
+            answer = server.post(path, {**HI, "model": name, "max_tokens": 5})
+            assert answer.json["model"] == name
+            assert answer.headers["x-llmrun-model"] == quote(server.model, safe="/:@+")
+    assert server.post(CHAT, {**HI, "model": "x" * 1000}).json["model"] == server.model
 
 
 def test_metrics_have_vllms_names(serve: Serve) -> None:

@@ -261,7 +261,21 @@ WAYS: dict[str, Way] = {
     ),
     "is done before it begins": _bad(UnavailableError, "without an answer", STREAM, DONE),
     "filters": _bad(LlmrunError, "withheld", STREAM, *HELLO, chunk(finish="content_filter"), DONE),
-    "gives up": _bad(NetworkError, "cancelled the answer", STREAM, *HELLO, chunk(finish="abort"), DONE),
+    **{
+        f"ends by {word}": _bad(UnavailableError, "did not complete", STREAM, *HELLO, chunk(finish=word), DONE)
+        for word in ("abort", "error", "ERROR", "cancelled", "insufficient_system_resource", "MALFORMED_FUNCTION_CALL")
+    },
+    "ends a call by an error": _bad(
+        UnavailableError, "did not complete", STREAM, _called(0, "add", '{"a": 1}'), chunk(finish="network_error"), DONE
+    ),
+    "puts its error into the choice": _bad(
+        NetworkError,
+        "kaboom",
+        STREAM,
+        *HELLO,
+        event({"choices": [{"delta": {"content": ""}, "finish_reason": "error", "error": {"message": "kaboom"}}]}),
+    ),
+    "finds it unsafe": _bad(LlmrunError, "withheld", STREAM, *HELLO, chunk(finish="SAFETY"), DONE),
     # ---- odd, but an answer
     "is fine": Way((FINE,)),
     "says no usage": _good(STREAM, *HELLO, STOP, DONE),
@@ -271,6 +285,12 @@ WAYS: dict[str, Way] = {
     "leaves the last line open": _good(STREAM, *HELLO, STOP, b"data: [DONE]"),
     "stays when it is done": _good(*FINE, Act.SILENCE),
     "does not stream": Way((whole(content="Hello there"),)),
+    "repeats the whole message": _good(
+        STREAM,
+        *HELLO,
+        event({"choices": [{"delta": {}, "message": {"content": "Hello there"}, "finish_reason": "stop"}]}),
+    ),
+    "ends by a word of its own": _good(STREAM, *HELLO, chunk(finish="whim"), DONE),
     "answers nothing": _good(STREAM, STOP, usage(7, 1), DONE, says=""),
     "trickles": _good(*_each_byte(FINE)),
     "ends lines as Windows does": _good(STREAM, *(piece.replace(b"\n", b"\r\n") for piece in (*HELLO, STOP, DONE))),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from llmrun.protocol.media import Modality
 
@@ -14,6 +15,7 @@ VERSION = {"version": "0.13.4"}
 VS Code refuses less than 0.6.4, and Codex less than 0.13.4, the first with /v1/responses.
 """
 
+_LONGEST_SHOWN = 256  # characters of a name that a client made up
 _NEVER = 253_402_300_799  # the last second of the year 9999
 
 
@@ -159,3 +161,18 @@ def anthropic_models(models: Sequence[ListedModel]) -> dict[str, Any]:
     """Return all models as one page."""
     ends = {"first_id": models[0].name, "last_id": models[-1].name} if models else {"first_id": None, "last_id": None}
     return {"data": [*map(anthropic_model, models)], "has_more": False, **ends}
+
+
+def shown_name(named: str, model: str) -> str:
+    """Return the model's name for an answer: the one in the request, by which clients and proxies account for it.
+
+    Args:
+        named: in the request; "" for none.
+        model: the model's own name.
+    """
+    return named if 0 < len(named) <= _LONGEST_SHOWN else model
+
+
+def model_header(model: str) -> dict[bytes, bytes]:
+    """Return the header with the model's own name, percent-encoded: the answer has that of the request."""
+    return {b"x-llmrun-model": quote(model, safe="/:@+").encode()}

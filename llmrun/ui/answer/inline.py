@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock, table
@@ -22,7 +21,8 @@ from llmrun.ui.terminal.sanitize import clean
 
 CLOSING = {r"\(": r"\)", r"\[": r"\]", "$$": "$$", "$": "$"}
 
-_AMOUNT = re.compile(r"\$\d[\d.,]*(?![\w.,^\\{*/+=$-])")  # of money
+_NOT_OPENED = re.compile(r"\s|\d[\d.,]*(?![\w.,^\\{*/+=$-])")  # after a dollar: a blank, an amount of money
+_WORD = re.compile(r"[A-Za-z0-9]")  # before a formula, and after it
 _MARKS = re.compile(r"(?<!\\)\\[\[\]()]|\$\$")
 _HAS_CONTENT = re.compile(r"\w")
 _GROUP = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
@@ -81,14 +81,14 @@ def formula_end(text: str, at: int) -> int:
     """Return the end of the formula that opens at a position; 0 if there is none, -1 if it is incomplete."""
     opening = next((mark for mark in (r"\(", r"\[", "$$", "$") if text.startswith(mark, at)), "")
     start = at + len(opening)
-    if not opening or (opening == "$" and (text[start : start + 1].isspace() or _AMOUNT.match(text, at))):
+    if not opening or (opening == "$" and (_NOT_OPENED.match(text, start) or _WORD.match(text[max(at - 1, 0) : at]))):
         return 0
     end = text.find(CLOSING[opening], start)
     if end < 0:
         return -1
-    single = opening == "$" and (
-        text[end - 1].isspace() or text[end + 1 : end + 2].isalnum() or "\n" in text[start:end]
-    )
+    opens_next = ("{", "(") if text[start] == "(" else ("{",)  # variables of a shell: ${A}/${B}, $(a)/$(b)
+    is_closed = not (text[end - 1].isspace() or _WORD.match(text, end + 1) or text.startswith(opens_next, end + 1))
+    single = opening == "$" and (not is_closed or "\n" in text[start:end])
     is_one = _HAS_CONTENT.search(text, start, end) and not single
     return end + len(CLOSING[opening]) if is_one else 0
 
@@ -122,10 +122,10 @@ _MAX_NESTING = 100
 
 @lru_cache(maxsize=1)
 def block_parser() -> MarkdownIt:
-    md = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING}).enable("table")
+    md = MarkdownIt("commonmark", {"maxNesting": _MAX_NESTING}).enable("table").disable("reference")
     md.block.ruler.before("table", "begins", _note_begin)
-    md.block.ruler.at("table", _barred_table, {"alt": ["paragraph", "reference"]})
-    md.block.ruler.before("fence", FORMULA, _formula_block, {"alt": ["paragraph", "reference", "blockquote", "list"]})
+    md.block.ruler.at("table", _barred_table, {"alt": ["paragraph"]})
+    md.block.ruler.before("fence", FORMULA, _formula_block, {"alt": ["paragraph", "blockquote", "list"]})
     return md
 
 
@@ -221,7 +221,6 @@ class Inline:
     """A paragraph, or another text of one block.
 
     Args:
-        references: definitions of links, as markdown-it stores them.
         styled: apply styles; otherwise marks stay in the text.
         formulas: make formulas readable; otherwise they stay as they are.
         style: of all of the text.
@@ -230,14 +229,12 @@ class Inline:
 
     def __init__(
         self,
-        references: dict[str, Any],
         *,
         styled: bool,
         formulas: bool,
         style: Style | None = None,
         indented: bool = False,
     ) -> None:
-        self._env = {"references": references}
         self._styled, self._formulas = styled, formulas
         self._style = style or Style()
         self._held = ""
@@ -289,7 +286,7 @@ class Inline:
         """Return plain text outside of all constructs as (begin, end), the first place that may still change, and the
         last place outside of all constructs.
         """
-        state = StateInline(self._before + window, inline_parser(), self._env, [])
+        state = StateInline(self._before + window, inline_parser(), {}, [])
         n_before, rules = len(self._before), inline_parser().inline.ruler.getRules("")
         plain: list[tuple[int, int]] = []
         marks: list[int] = []  # position of each delimiter
@@ -345,7 +342,7 @@ class Inline:
             self._length += len(source)
             return Text(source, style=self._style)
         tokens: list[Token] = []
-        inline_parser().inline.parse(self._before + source, inline_parser(), self._env, tokens)
+        inline_parser().inline.parse(self._before + source, inline_parser(), {}, tokens)
         out, styles = Text(), [self._style]
         addresses: list[tuple[Token, int]] = []  # open links, and the start of their names
         if self._before:
@@ -420,7 +417,6 @@ def _link_closers(state: StateInline, at: int) -> str | None:
     if label < 0:
         return _CLOSERS["["]
     following = state.src[label + 1 : label + 2]
-    if following not in {"(", "["}:
+    if following != "(":
         return None if following else ""
-    closer = {"(": ")", "[": "]"}[following]
-    return None if closer in state.src[label + 2 :] else closer
+    return None if ")" in state.src[label + 2 :] else ")"

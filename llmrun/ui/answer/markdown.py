@@ -1,8 +1,9 @@
 """Streamed Markdown on a terminal; output is never taken back.
 
 Text of a paragraph comes word by word, code line by line, a table when it is complete. Nothing is shown that could
-still become something else, so the result is a function of the text, however it was split. The text must be sanitized;
-all escapes in the result are styles, and none stays in force.
+still become something else, so the result is a function of the text, however it was split. Lines such as "[1]: http://x"
+or "[Alice]: hello" are text: Markdown takes them for definitions of links, and shows them nowhere. The text must be
+sanitized; all escapes in the result are styles, and none stays in force.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from llmrun.ui.terminal.cells import cut, shrunk, width
 
 # A longer line of code is shown as it comes, without colours.
 MAX_LINE = 400
-_MAX_HELD = 20  # lines
 
 _EMPTY_MARKERS = re.compile(r"(?:[-+*>]|\d{1,9}[.)]|\s)*")
-_DEFINITION = re.compile(r"\[(?:[^\[\]\\]|\\.){0,999}(?:\\?\Z|\](?:\Z|:))", re.DOTALL)
+_LABEL = re.compile(r"\[[^\[\]]{1,200}\]:")  # of a line of its own
+_MAY_BE_LABEL = re.compile(r"\[[^\[\]]{0,200}\]?\Z")
 # Beginnings of lines that may still become something other than a paragraph's text.
 _UNDECIDED = re.compile(
     r"(?:[-_*](?:[-_* \t])*|\+|#{1,6}|=+[ \t]*|\d{1,9}[.)]?|[`~]{1,2}|\\|\$|)\Z|[`~]{3}|\||<[A-Za-z/!?]|<\Z|\\\[|\$\$"
@@ -58,7 +59,7 @@ class BlockKind(enum.Enum):
     FORMULA = enum.auto()
     TABLE = enum.auto()  # its headings
     ROW = enum.auto()  # of a table
-    NOTHING = enum.auto()  # a marker without text, a definition
+    NOTHING = enum.auto()  # a marker without text
 
 
 # Blocks that continue in the next line; all but paragraphs consist of whole lines.
@@ -102,7 +103,6 @@ class _Parsed:
     """The last block of some parsed lines, with its line range and its containers."""
 
     n_lines: int
-    references: dict[str, Any]
     path: tuple[Container, ...] = ()
     kind: BlockKind = BlockKind.NOTHING
     first: int = 0
@@ -118,12 +118,11 @@ class Blocks:
     """The block structure of one text."""
 
     def __init__(self) -> None:
-        self.references: dict[str, Any] = {}  # link definitions, as markdown-it stores them
         self._open: list[str] = []  # lines that reopen the open blocks
         self._closed: list[str] = []  # the same lines, their blocks closed and their containers open
         self._path: tuple[Container, ...] = ()
         self._kind = BlockKind.BLANK  # of the open block
-        self._held: list[str] = []  # possible headings of a table, or a definition
+        self._held: list[str] = []  # possible headings of a table
 
     def early(self, line: str) -> BlockLine | None:
         """Take the beginning of a line if it is certainly text of a paragraph, or a very long line of code."""
@@ -131,40 +130,33 @@ class Blocks:
         waits = self._held or self._kind in {BlockKind.TABLE, BlockKind.FORMULA} or (in_code and len(line) <= MAX_LINE)
         if waits or _UNDECIDED.match(line.strip()):
             return None
-        parsed = _parse([*self._open, line], self.references)
+        parsed = _parse([*self._open, line])
         found = self._found(parsed, line)
         if len(line) > MAX_LINE and found.kind in {BlockKind.CODE, BlockKind.VERBATIM}:
             return self._follow(parsed, [line])
         text = found.text.strip()
-        if found.kind is not BlockKind.TEXT or _UNDECIDED.match(text) or (found.begins and _DEFINITION.match(text)):
+        if found.kind is not BlockKind.TEXT or _UNDECIDED.match(text) or _MAY_BE_LABEL.match(text):
             return None
         return self._follow(parsed, [line])
 
     def take(self, line: str) -> list[BlockLine]:
         """Take a complete line; return it after the lines that waited for it."""
         lines, n_open = [*self._held, line], len(self._open)
-        parsed = _parse([*self._open, *lines], self.references)
+        parsed = _parse([*self._open, *lines])
         if self._held and parsed.kind is BlockKind.TABLE and parsed.first == n_open:
             self._held = []
             return [self._follow(parsed, lines)]
-        text = lines[0][parsed.begins.get(n_open, 0) :]
-        continues = parsed.kind is BlockKind.NOTHING or (
-            parsed.kind is BlockKind.TEXT and parsed.end == n_open + len(lines)
-        )
-        may_define = continues and parsed.first in {0, n_open} and _DEFINITION.match(text) and line.strip()
-        may_be_table = not self._held and parsed.kind is BlockKind.TEXT and text.startswith("|")
-        if may_be_table or (may_define and len(lines) < _MAX_HELD):
+        if self._held:
+            return [*self.flush(), *self.take(line)]
+        if parsed.kind is BlockKind.TEXT and line[parsed.begins.get(n_open, 0) :].startswith("|"):
             self._held = lines
             return []
-        return [*self.flush(), *self.take(line)] if self._held else [self._follow(parsed, lines)]
+        return [self._follow(parsed, lines)]
 
     def flush(self) -> list[BlockLine]:
-        """Return the waiting lines as definitions, then text."""
+        """Return the waiting lines as text."""
         held, self._held = self._held, []
-        parsed = _parse([*self._open, *held], self.references)
-        n_defined = max(parsed.first - len(self._open), 0) if parsed.kind is BlockKind.TEXT else len(held)
-        parts = [held[:n_defined], *([line] for line in held[n_defined:])]
-        return [self._follow(_parse([*self._open, *part], self.references), part) for part in parts if part]
+        return [self._follow(_parse([*self._open, line]), [line]) for line in held]
 
     def _follow(self, parsed: _Parsed, new: list[str]) -> BlockLine:
         """Update the open blocks after parsed lines; return the last line."""
@@ -178,7 +170,6 @@ class Blocks:
         self._open = [lines[index] if index in begin else closed[index] for index in order]
         self._closed = [closed[index] for index in order]
         self._path = tuple(Container(one.marker, order.index(one.line)) for one in found.path)
-        self.references.update(parsed.references)
         return found
 
     def _found(self, parsed: _Parsed, line: str) -> BlockLine:
@@ -246,12 +237,11 @@ def _left_open(found: BlockLine) -> BlockKind:
     return kind if kind in _CONTINUES else BlockKind.BLANK
 
 
-def _parse(lines: Sequence[str], references: dict[str, Any]) -> _Parsed:
+def _parse(lines: Sequence[str]) -> _Parsed:
     tokens: list[Token] = []
     path: list[Container] = []
-    parsed = _Parsed(len(lines), dict(references))
-    md, env = block_parser(), {"references": parsed.references, "begins": parsed.begins}
-    md.block.parse("\n".join([*lines, ""]), md, env, tokens)
+    parsed, md = _Parsed(len(lines)), block_parser()
+    md.block.parse("\n".join([*lines, ""]), md, {"begins": parsed.begins}, tokens)
     for index, token in enumerate(tokens):
         first, end = token.map or (0, 0)
         if token.type in {"blockquote_open", "list_item_open"}:
@@ -436,6 +426,7 @@ class Markdown:
         self._line = ""  # the source line so far
         self._is_streaming = False  # its text is shown as it comes
         self._inline: Inline | None = None  # the open paragraph
+        self._has_label = False  # it is a line with a label, which no other line joins
         self._blank_in: tuple[Container, ...] | None = None  # an empty line, pending until the next block
         self._any = False  # there was output
         self._highlighter: Highlighter | None = None  # of the open code block
@@ -486,7 +477,11 @@ class Markdown:
 
     def _show(self, line: BlockLine) -> str:
         """Return the output of a line whose kind is known."""
-        if line.kind is BlockKind.TEXT and not line.begins and self._inline:
+        if (
+            line.kind is BlockKind.TEXT
+            and not (line.begins or self._has_label or _LABEL.match(line.text.strip()))
+            and self._inline
+        ):
             return self._more("\n" + line.text)
         if line.kind is BlockKind.CODE and self._highlighter:
             return self._row(self._prefix(line.path), self._highlighter.line(line.text))
@@ -513,7 +508,7 @@ class Markdown:
         """Return the output of a line that begins a block."""
         out, (first, rest) = self._gap(line), self._prefixes(line)
         if line.kind is BlockKind.TEXT:
-            indented = line.text.startswith(" " * INDENTED)
+            indented, self._has_label = line.text.startswith(" " * INDENTED), bool(_LABEL.match(line.text.strip()))
             self._inline = self._made_inline(indented=indented)
             return out + self._rows.begin(first, rest) + self._more(line.text)
         if line.kind is BlockKind.HEADING:
@@ -562,8 +557,7 @@ class Markdown:
         return "".join([self._rows.add(text, self._columns) for text in texts])
 
     def _made_inline(self, *, style: Style | None = None, indented: bool = False) -> Inline:
-        references = self._blocks.references
-        return Inline(references, styled=self._styled, formulas=self._formulas, style=style, indented=indented)
+        return Inline(styled=self._styled, formulas=self._formulas, style=style, indented=indented)
 
     def _whole(self, source: str, style: Style | None = None) -> Text:
         """Return the rendered text of one line."""

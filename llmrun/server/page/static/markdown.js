@@ -25,7 +25,7 @@ markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, at,
 const CLOSING = { $$: "$$", "\\[": "\\]", "\\(": "\\)", $: "$" };
 const LONGEST_FORMULA = 2000; // characters
 
-/** Return [begin, end, after] of the formula at a place of a text, or null: "$5 and $6" is none. */
+/** Return [begin, end, after] of the formula at a place of a text, or null: "$5 and $6" and "$HOME/bin:$PATH" are none. */
 function formulaAt(text, at) {
   const opening = Object.keys(CLOSING).find((each) => text.startsWith(each, at));
   if (!opening) return null;
@@ -33,8 +33,15 @@ function formulaAt(text, at) {
   const closing = CLOSING[opening];
   const end = text.slice(begin, begin + LONGEST_FORMULA).indexOf(closing) + begin;
   const after = end + closing.length;
-  const isMoney = opening === "$" && (/\s/.test(text[begin]) || /\s/.test(text[end - 1]) || /\d/.test(text[after] ?? ""));
-  return end <= begin || isMoney ? null : [begin, end, after];
+  return end <= begin || (opening === "$" && isNoFormula(text, at, end)) ? null : [begin, end, after];
+}
+
+/** Whether dollars at two places of a text are money, or variables of a shell. */
+function isNoFormula(text, at, end) {
+  const next = text[end + 1] ?? "";
+  const isOpened = !/[a-z0-9]/i.test(text[at - 1] ?? "") && !/^\$(\s|\d[\d.,]*(?![\w.,^\\{*/+=$-]))/.test(text.slice(at, at + 100));
+  const isClosed = !/\s/.test(text[end - 1]) && !/[a-z0-9{]/i.test(next) && !(next === "(" && text[at + 1] === "(");
+  return !isOpened || !isClosed;
 }
 
 markdown.inline.ruler.before("escape", "formula", (state, silent) => {
@@ -59,6 +66,32 @@ markdown.block.ruler.before("fence", "formula", (state, first, last, silent) => 
   }
   return true;
 }, { alt: ["paragraph"] });
+
+// A definition of a link, which Markdown shows nowhere, is what was said: a source, often named by nothing else.
+markdown.core.ruler.after("block", "definitions", (state) => {
+  const lines = state.src.split("\n");
+  const tokens = [];
+  const add = (type, nesting, level, fields) => tokens.push(Object.assign(new state.Token(type, "p", nesting), { block: true, level }, fields));
+  for (const token of state.tokens) {
+    if (token.type !== "reference_definition") {
+      tokens.push(token);
+      continue;
+    }
+    const [first, end] = token.map;
+    const source = lines.slice(first, end).map((line, at) => (at ? line.replace(/^[\s>]+/, "") : line.slice(line.indexOf("["))));
+    const text = `\\${source.join("\n").replace(/(?<!<)https?:\/\/[^\s<>]+/, "<$&>")}`;
+    const [open, inline, close] = tokens.slice(-3);
+    if (close?.info === "definition" && open.map[1] === first) {
+      inline.content += `\n${text}`;
+      open.map[1] = end;
+      continue;
+    }
+    add("paragraph_open", 1, token.level, { map: [first, end] });
+    add("inline", 0, token.level + 1, { content: text, children: [] });
+    add("paragraph_close", -1, token.level, { info: "definition" });
+  }
+  state.tokens = tokens;
+});
 
 markdown.renderer.rules.formula = (tokens, at) => {
   const { content, info, block } = tokens[at];
