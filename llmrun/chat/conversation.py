@@ -223,7 +223,7 @@ class Conversation:
         After an answer: the tokens of its statistics (Stats.context_used), with its reasoning. If the next prompt will
         have others, the tokens of the next prompt.
         """
-        count = self._count([*self._system(), *self._messages_of(self.chat.window())])
+        count = self._count(self.messages())
         answer = self.chat.last_answer
         if answer is None or not answer.stats.context_used:
             return count
@@ -232,8 +232,13 @@ class Conversation:
         each = (*count.each[:-1], answer.stats.completion_tokens)
         return count._replace(each=each, total=answer.stats.context_used)
 
-    def _system(self) -> list[Message]:
-        return [Message("system", self.chat.system)] if self.chat.system else []
+    def messages(self) -> list[Message]:
+        """Return the messages that precede the next question in a request."""
+        return [*self._beginning(), *self._messages_of(self.chat.window())]
+
+    def _beginning(self) -> list[Message]:
+        """Return what stands before the first turn: the system prompt, and example turns of the model."""
+        return [*([Message("system", self.chat.system)] if self.chat.system else ()), *self.model.examples]
 
     def _messages_of(self, turns: Sequence[WindowTurn]) -> Iterator[Message]:
         """Yield the messages of turns, with their images and audio."""
@@ -411,6 +416,9 @@ class Conversation:
         """Return the indices of the turns to drop, and the policy."""
         count = self._count(messages)
         sizes = _sizes(messages, self._count(messages, with_tools=False))
+        n_first = len(self._beginning())
+        if n_first:  # no turn of the chat: it stays, as a system prompt does
+            sizes = [MessageSize("system", sum(message.tokens for message in sizes[:n_first])), *sizes[n_first:]]
         window = replace(window, overhead=max(0, count.total - sum(message.tokens for message in sizes)))
         policy: Policy = "stop" if self.settings.overflow == "ask" else self.settings.overflow
         dropped = fit(sizes, window, policy)
@@ -457,7 +465,7 @@ class Conversation:
 
     def _to_send(self, turn: _OpenTurn) -> list[Message]:
         question = self._with_media(Message("user", turn.question.content), turn.question.media)
-        return [*self._system(), *self._messages_of(turn.before), question, *round_messages(turn.answer.rounds)]
+        return [*self._beginning(), *self._messages_of(turn.before), question, *round_messages(turn.answer.rounds)]
 
     def _window(self) -> Window:
         return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)

@@ -43,6 +43,7 @@ class FakeModel:
         self.name = "fake"
         self.n_ctx = 10_000
         self.adapters = ()
+        self.examples: tuple[Message, ...] = ()
         self.modalities: frozenset[str] = frozenset()
         self.answers = [*answers]
         self.seen: list[AnswerRequest] = []
