@@ -107,7 +107,8 @@ def test_names_of_ollama_with_the_same_weights_are_models_of_their_own(
     put_ollama(store, "library/plain:latest", weights)
     put_ollama(store, "library/same:latest", weights)
     put_ollama(
-        store, "library/tuned:latest", weights, adapter=tiny_adapter(tensors=lora_tensors(n_in=32, n_out=32)), system=b"Be a pirate.",
+        store, "library/tuned:latest", weights,
+        adapter=tiny_adapter(tensors=lora_tensors(n_in=32, n_out=32)), system=b"Be a pirate.",
         params=b'{"stop": ["x"], "temperature": 0.25, "num_ctx": 512, "num_gpu": 1}',
         messages=b'[{"role": "user", "content": "Ahoy?"}, {"role": "assistant", "content": "Arr"}]',
     )  # fmt: skip
