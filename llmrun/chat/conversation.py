@@ -19,6 +19,7 @@ from llmrun.chat.store.turns import (
     Answer,
     OpenAnswer,
     Question,
+    ToolOutput,
     Truncation,
     TurnEntry,
     WindowTurn,
@@ -244,7 +245,11 @@ class Conversation:
         """Yield the messages of turns, with their images and audio."""
         for turn in turns:
             yield self._with_media(turn.messages[0], turn.media)
-            yield from turn.messages[1:]
+            yield from self._media.show_results(turn.messages[1:], self.model)
+
+    def _results_of(self, turn: _OpenTurn) -> Iterator[Message]:
+        """Yield the calls of a turn and their results."""
+        return self._media.show_results(round_messages(turn.answer.rounds), self.model)
 
     def _with_media(self, message: Message, files: Sequence[MediaFile]) -> Message:
         return self._media.show(message, files, self.model)
@@ -332,7 +337,7 @@ class Conversation:
         self.calls = turn.answer.calls
         return "" if self.calls else self._save_answer(turn, response)
 
-    def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:
+    def go_on(self, results: Sequence[ToolOutput]) -> Generator[Event, None, None]:
         """Give the model the results of its `calls`, and let it continue. Raises as ask()."""
         assert self._turn is not None
         self._turn.answer.go_on(results)
@@ -465,7 +470,7 @@ class Conversation:
 
     def _to_send(self, turn: _OpenTurn) -> list[Message]:
         question = self._with_media(Message("user", turn.question.content), turn.question.media)
-        return [*self._beginning(), *self._messages_of(turn.before), question, *round_messages(turn.answer.rounds)]
+        return [*self._beginning(), *self._messages_of(turn.before), question, *self._results_of(turn)]
 
     def _window(self) -> Window:
         return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)

@@ -7,7 +7,8 @@ beyond OpenAI's are sent only to servers known to support them, since others ref
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
@@ -39,6 +40,7 @@ _WORDS = {
 }
 _OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
+_FILES_OF_TOOLS = "The files in the results of the tools:"
 _BAN = -100  # OpenAI's bias for a banned token
 _IMAGE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
 _AUDIO_TYPES = {b"RIFF": "wav", b"fLaC": "flac"}
@@ -172,7 +174,7 @@ def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:
     messages = asked.messages
     if asked.begins or asked.begins_reasoning:
         messages = (*messages, Message("assistant", asked.begins, reasoning=asked.begins_reasoning))
-    body: dict[str, Any] = {"messages": [_message(message, owner) for message in messages]}
+    body: dict[str, Any] = {"messages": [_message(message, owner) for message in _with_files_of_tools(messages)]}
     if asked.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": asked.logprobs}
     if asked.tools:
@@ -180,6 +182,23 @@ def _conversation(asked: AnswerRequest, owner: str) -> dict[str, Any]:
         if not asked.parallel_calls:
             body["parallel_tool_calls"] = False
     return body
+
+
+def _with_files_of_tools(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages in which the user sends images in results of tools: OpenAI's protocol has only text there."""
+    files: list[Media] = []
+    for message in messages:
+        if files and message.role != "tool":
+            yield Message("user", _FILES_OF_TOOLS, media=_at_end(files))
+            files = []
+        files += message.media if message.role == "tool" else ()
+        yield replace(message, media=()) if message.role == "tool" else message
+    if files:
+        yield Message("user", _FILES_OF_TOOLS, media=_at_end(files))
+
+
+def _at_end(files: Sequence[Media]) -> tuple[Media, ...]:
+    return tuple(file._replace(at=len(_FILES_OF_TOOLS)) for file in files)
 
 
 def _message(message: Message, owner: str) -> dict[str, Any]:

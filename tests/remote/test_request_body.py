@@ -167,3 +167,19 @@ def test_the_beginning_of_an_answer_is_sent_as_the_last_message(owner: str) -> N
     assert sent["messages"][-1] == {"role": "assistant", "content": "Yes, ", "reasoning_content": "Hm"}
     read = openai_chat.read(sent).request
     assert (read.messages, read.begins, read.begins_reasoning) == (HI, "Yes, ", "Hm")
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_files_of_tools_are_sent_by_the_user(owner: str) -> None:
+    """OpenAI's protocol has only text in a result."""
+    image = Media("iVBORw0KGgoAAAAN", at=2)
+    calls = (ToolCall("1", "look", "{}"), ToolCall("2", "look", "{}"))
+    results = (Message("tool", "A.", tool_call_id="1", media=(image,)), Message("tool", "B.", tool_call_id="2"))
+    asked = AnswerRequest(
+        (Message("user", "Hi"), Message("assistant", "", calls), *results, Message("assistant", "So."))
+    )
+    sent = body(asked, owner)["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [message["content"] for message in sent[2:4]] == ["A.", "B."]
+    assert [part["type"] for part in sent[4]["content"]] == ["text", "image_url"]
+    assert [each["role"] for each in body(AnswerRequest(asked.messages[:4]), owner)["messages"]][-1] == "user"
