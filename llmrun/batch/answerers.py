@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from queue import SimpleQueue
@@ -25,7 +25,6 @@ from llmrun.planning.hardware import this_machine
 from llmrun.planning.predict import predict, step_seconds, tensor_types, work_of
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.speed import speed_of
-from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.messages import Generate
 from llmrun.protocol.params import resolve_sampling
@@ -50,15 +49,14 @@ class LocalEngine:
         prepared: Callable[[LoadPreferences], Model],
         preferences: LoadPreferences,
         parallel: int | None,
-        adapters: Sequence[Adapter] = (),
     ) -> None:
-        self._prepared, self._preferences, self._parallel, self._adapters = prepared, preferences, parallel, adapters
+        self._prepared, self._preferences, self._parallel = prepared, preferences, parallel
         self.model: Model
 
     def find(self, need: RowRequirements) -> EngineDescription:
         self.model = model = self._planned(need)
         refuse_answers(model.header)
-        adapters = [(adapter.name, adapter.scale) for adapter in self._adapters]
+        adapters = [(adapter.name, adapter.scale) for adapter in model.adapters]
         return EngineDescription(
             model.spec.name,
             f"{model.path.name} {model.path.stat().st_size} {adapters}",

@@ -132,13 +132,13 @@ class NodeEngine:
         self._used.enter_context(using(path))
 
         def prepared(preferences: LoadPreferences) -> Model:
-            projector = find_projector(path, job.projector)
+            projector = find_projector(path, job.projector, spec.modelfile.projector)
             model = prepare(spec, path, preferences, warm_up=True, projector=projector, adapters=job.adapters)
             if preferences.threads is None and model.plan.threads > self._n_cpus:
                 return prepared(replace(preferences, threads=self._n_cpus))
             return model
 
-        self._engine = LocalEngine(prepared, job.preferences, job.parallel, job.adapters)
+        self._engine = LocalEngine(prepared, job.preferences, job.parallel)
         return NodeReport(llmrun.__version__, self._engine.find(self._need))
 
     def load(self) -> bool:

@@ -199,6 +199,7 @@ class BatchRun:
                 completion = answer.todo.completion
                 try:  # with the model's advised sampling where the row sets nothing
                     request = replace(completion.request, sampling=self._model.sampling(completion.sampling)[0])
+                    request = self._model.spec.modelfile.complete(request)
                     client.listen(Generate(client.next_request(), request), answer.put)
                 except UsageError as error:  # the row is too long for the pipe, or has invalid sampling
                     answer.put(error)

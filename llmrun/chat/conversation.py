@@ -19,6 +19,7 @@ from llmrun.chat.store.turns import (
     Answer,
     OpenAnswer,
     Question,
+    ToolOutput,
     Truncation,
     TurnEntry,
     WindowTurn,
@@ -223,7 +224,7 @@ class Conversation:
         After an answer: the tokens of its statistics (Stats.context_used), with its reasoning. If the next prompt will
         have others, the tokens of the next prompt.
         """
-        count = self._count([*self._system(), *self._messages_of(self.chat.window())])
+        count = self._count(self.messages())
         answer = self.chat.last_answer
         if answer is None or not answer.stats.context_used:
             return count
@@ -232,14 +233,23 @@ class Conversation:
         each = (*count.each[:-1], answer.stats.completion_tokens)
         return count._replace(each=each, total=answer.stats.context_used)
 
-    def _system(self) -> list[Message]:
-        return [Message("system", self.chat.system)] if self.chat.system else []
+    def messages(self) -> list[Message]:
+        """Return the messages that precede the next question in a request."""
+        return [*self._beginning(), *self._messages_of(self.chat.window())]
+
+    def _beginning(self) -> list[Message]:
+        """Return what stands before the first turn: the system prompt, and example turns of the model."""
+        return [*([Message("system", self.chat.system)] if self.chat.system else ()), *self.model.examples]
 
     def _messages_of(self, turns: Sequence[WindowTurn]) -> Iterator[Message]:
         """Yield the messages of turns, with their images and audio."""
         for turn in turns:
             yield self._with_media(turn.messages[0], turn.media)
-            yield from turn.messages[1:]
+            yield from self._media.show_results(turn.messages[1:], self.model)
+
+    def _results_of(self, turn: _OpenTurn) -> Iterator[Message]:
+        """Yield the calls of a turn and their results."""
+        return self._media.show_results(round_messages(turn.answer.rounds), self.model)
 
     def _with_media(self, message: Message, files: Sequence[MediaFile]) -> Message:
         return self._media.show(message, files, self.model)
@@ -327,7 +337,7 @@ class Conversation:
         self.calls = turn.answer.calls
         return "" if self.calls else self._save_answer(turn, response)
 
-    def go_on(self, results: Sequence[str]) -> Generator[Event, None, None]:
+    def go_on(self, results: Sequence[ToolOutput]) -> Generator[Event, None, None]:
         """Give the model the results of its `calls`, and let it continue. Raises as ask()."""
         assert self._turn is not None
         self._turn.answer.go_on(results)
@@ -411,6 +421,9 @@ class Conversation:
         """Return the indices of the turns to drop, and the policy."""
         count = self._count(messages)
         sizes = _sizes(messages, self._count(messages, with_tools=False))
+        n_first = len(self._beginning())
+        if n_first:  # no turn of the chat: it stays, as a system prompt does
+            sizes = [MessageSize("system", sum(message.tokens for message in sizes[:n_first])), *sizes[n_first:]]
         window = replace(window, overhead=max(0, count.total - sum(message.tokens for message in sizes)))
         policy: Policy = "stop" if self.settings.overflow == "ask" else self.settings.overflow
         dropped = fit(sizes, window, policy)
@@ -457,7 +470,7 @@ class Conversation:
 
     def _to_send(self, turn: _OpenTurn) -> list[Message]:
         question = self._with_media(Message("user", turn.question.content), turn.question.media)
-        return [*self._system(), *self._messages_of(turn.before), question, *round_messages(turn.answer.rounds)]
+        return [*self._beginning(), *self._messages_of(turn.before), question, *self._results_of(turn)]
 
     def _window(self) -> Window:
         return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)

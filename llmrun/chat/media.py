@@ -5,7 +5,7 @@ A note tells of each file that is missing or has changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -65,6 +65,17 @@ class MediaCache:
                 self._note(f"{model.name} can't read {PLURALS[media.modality]}: {file.name} is left out")
             missing += f"[The {media.modality if media else 'file'} {file.name} can't be read.]\n"
         return replace(message, content=missing + message.content, media=tuple(sent)) if files else message
+
+    def show_results(self, messages: Iterable[Message], model: MediaReader) -> Iterator[Message]:
+        """Yield messages without the files in results of tools that the model can't read; a line tells it of each."""
+        for message in messages:
+            sent = tuple(file for file in message.media if file.modality in model.modalities)
+            if message.role == "tool" and len(sent) < len(message.media):
+                missing = [file for file in message.media if file not in sent]
+                self._note(f"{model.name} can't read {PLURALS[missing[0].modality or 'image']}: the tool's is left out")
+                lines = [f"[The {file.modality or 'file'} can't be read.]" for file in missing]
+                message = replace(message, content="\n".join([message.content, *lines]).lstrip("\n"), media=sent)
+            yield message
 
     def _file(self, file: MediaFile) -> AttachedMedia | None:
         if file not in self._read:

@@ -209,12 +209,11 @@ def _answering(
         with connected(address, job) as cluster:
             yield cluster
         return
-    adapters = loading.adapters
     spec, path = find_model(output, name, yes=loading.yes)
-    projector = find_projector(path, loading.projector)
-    prepared = partial(prepare, spec, path, warm_up=True, projector=projector, adapters=adapters)
+    projector = find_projector(path, loading.projector, spec.modelfile.projector)
+    prepared = partial(prepare, spec, path, warm_up=True, projector=projector, adapters=loading.adapters)
     with using(path):
-        yield LocalEngine(prepared, loading.preferences, parallel, adapters)
+        yield LocalEngine(prepared, loading.preferences, parallel)
 
 
 def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:

@@ -16,13 +16,15 @@ from llmrun.cli import sampling, settings_file
 from llmrun.cli.settings_file import LOADING
 from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.models.registry import load_catalogue
+from llmrun.models.registry import load_catalogue, modelfile_of
+from llmrun.models.store.installed import OLLAMA
 from llmrun.planning.hardware import probe
 from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.sizes import readable_size
 from llmrun.storage import write_whole
 
 if TYPE_CHECKING:
+    from llmrun.models.modelfile import Modelfile
     from llmrun.planning.preferences import LoadPreferences
 
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
@@ -115,11 +117,13 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
         values["model"] = aliases[model]
     model = aliases.get(model, model)
     found = preset_values(given, model, is_remote=is_remote)
+    if not is_remote:
+        found = {**stored_values(modelfile_of(model)), **found}
     origin = f"preset {values.get('preset')}"
     found |= {
         name: (value, origin)
         for name, value in named.items()
-        if not (is_remote and name in (*settings_file.LOADING, "lora"))
+        if not (is_remote and name in (*settings_file.LOADING, "lora", "mmproj"))
     }
     found = _yielding(found, values)
     parameters = {name: settings_file.NAMED[name].parameter for name in found}
@@ -185,6 +189,17 @@ def preset_values(given: Mapping[str, Any], model: str, *, is_remote: bool) -> d
         if value is not None:
             found[name] = (value[0], ENVIRONMENT if value[1] else PRESET)
     return found
+
+
+def stored_values(modelfile: Modelfile) -> dict[str, tuple[Any, str]]:
+    """Return the values of a preset that Ollama's store has for a model, besides what Model takes from there."""
+    values = {
+        "system": modelfile.system,
+        "template": modelfile.template,
+        "max-tokens": modelfile.max_tokens,
+        "stop": list(modelfile.stop),
+    }
+    return {name: (value, OLLAMA) for name, value in values.items() if value}
 
 
 def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -90,7 +90,7 @@ def open_model(
     """
     settings = load_settings()
     spec, path = find_model(output, name, yes=loading.yes)
-    projector = find_projector(path, loading.projector)
+    projector = find_projector(path, loading.projector, spec.modelfile.projector)
     if modalities:
         require_modalities(spec.name, modalities, read_modalities(projector), projector=projector)
     draft = find_draft(output, loading.draft, yes=loading.yes)
@@ -117,7 +117,7 @@ def open_model(
             with answer_view(output, DisplayOptions(stats=True)) as view:
                 model.start(engine, lambda fraction: view.show(LoadProgress(fraction)))
             if not embeds:
-                remember_model(name if spec.path is None else str(spec.path))
+                remember_model(str(spec.path) if spec.is_file else name)
             for note in compare_allocated(model.header, model.plan, model.loaded.buffers, settings.state_dir):
                 output.note(note)
             yield model

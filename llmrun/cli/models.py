@@ -96,7 +96,8 @@ def as_plain(model: InstalledModel) -> dict[str, Any]:
         name: datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds") if seconds else None
         for name, seconds in (("modified", model.modified), ("used", last_used(model.path)))
     }
-    return {**asdict(model), "path": str(model.path), **times}
+    layers = [{"kind": layer.kind, "path": str(layer.path)} for layer in model.layers]
+    return {**asdict(model), "path": str(model.path), "layers": layers, **times}
 
 
 def show_entries(

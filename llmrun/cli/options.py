@@ -129,12 +129,12 @@ def _file_text(flag: str, path: str, expected: str) -> str:
 
 
 def template_text(template: str | None) -> str | None:
-    """Return --template as Jinja text.
+    """Return --template as Jinja text; a template in Ollama's store is no file.
 
     Raises:
         UsageError: the file can't be read.
     """
-    if template is None or template == "chatml":
+    if template is None or template == "chatml" or "{%" in template:
         return template
     return _file_text("--template", template, "chatml, or a file with Jinja text")
 

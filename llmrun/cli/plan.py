@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,7 +100,7 @@ def plan(
     beside = _draft(smaller, candidates[0].header, settings) if smaller is not None else None
     hardware = this_machine(workers)
     used = preferences.gpus(hardware.gpus)  # raises before anything is measured
-    hardware = _beside_projector(output, hardware, candidates[0].header)
+    hardware = _beside_projector(output, hardware, candidates[0].header, spec.modelfile.projector)
     contexts = contexts_for(candidates[0].header, lengths)
     speed, gpus = _speeds(output, hardware, used, types_of(candidates), settings)
 
@@ -148,10 +149,10 @@ def _propose(output: Output, *, is_alone: bool) -> None:
         show_proposals(output, found, hardware, speed)
 
 
-def _beside_projector(output: Output, hardware: Hardware, header: Header) -> Hardware:
+def _beside_projector(output: Output, hardware: Hardware, header: Header, stored: Path | None) -> Hardware:
     """Return the machine with the memory that a model's projector leaves."""
 
-    projector = find_projector(header.path)
+    projector = find_projector(header.path, stored=stored)
     if not projector:
         return hardware
     n_bytes = projector.stat().st_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -365,7 +365,7 @@ def as_request(output: Output, model: ChatModel, text: str, answer: AnswerOption
             reasoning_effort=None,
             keep_reasoning=None,
         )
-    messages = conversation(answer.system, text)
+    messages = conversation(answer.system, text, model.examples)
     if answer.attached is not None:
         messages[-1] = replace(messages[-1], media=answer.attached.sent)
     return replace(answer.request, messages=tuple(messages))
@@ -403,6 +403,6 @@ def has_template(output: Output, model: ChatModel) -> bool:
     return model.has_template
 
 
-def conversation(system: str | None, text: str) -> list[Message]:
+def conversation(system: str | None, text: str, examples: Iterable[Message] = ()) -> list[Message]:
     first = [Message("system", system)] if system else []
-    return [*first, Message("user", text)]
+    return [*first, *examples, Message("user", text)]

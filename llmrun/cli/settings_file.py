@@ -66,6 +66,7 @@ NAMED = {
     "stop": Key("stop", str, is_list=True),
     "template": Key("template", str),
     "lora": Key("lora", str, is_list=True),
+    "mmproj": Key("mmproj", str),
 }
 """Keys of a preset with a name of its own, for --preset."""
 SERVE = {

@@ -18,6 +18,7 @@ from llmrun.models import hub
 from llmrun.models.download.remote import read_remote_header
 from llmrun.models.hub import login_hint, token
 from llmrun.models.location import find_projector, locate
+from llmrun.models.modelfile import Modelfile
 from llmrun.models.registry import CatalogueEntry, EmbeddingAdvice, ModelSpec, load_catalogue
 from llmrun.planning.estimate import choose_files
 from llmrun.planning.memory import UBATCH
@@ -36,7 +37,7 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
     located = locate(model, settings)
     try:
         path = located.path
-        here = {**header_facts(read_header(path)), **_projector_facts(path)} if path else None
+        here = _facts_here(path, located.spec) if path else None
         facts = here or _remote_facts(output, located.spec, settings)
     except NetworkError:
         entry = load_catalogue().entries.get(located.spec.alias or "")
@@ -92,9 +93,32 @@ def _drafter_facts(header: Header) -> dict[str, Any]:
     }
 
 
-def _projector_facts(model: Path) -> dict[str, Any]:
-    """Return facts about the projector beside a model; empty if there is none."""
-    found = find_projector(model)
+def _facts_here(path: Path, spec: ModelSpec) -> dict[str, Any]:
+    """Return facts about a model on this disk."""
+    projector = _projector_facts(path, spec.modelfile.projector)
+    return {**header_facts(read_header(path)), **projector, **_modelfile_facts(spec.modelfile)}
+
+
+def _modelfile_facts(modelfile: Modelfile) -> dict[str, Any]:
+    """Return what Ollama's store has for a model besides its weights; empty if there is nothing."""
+    facts = {
+        "adapters": [str(path) for path in modelfile.adapters],
+        "system": modelfile.system,
+        "template": modelfile.template,
+        "messages": [{"role": message.role, "content": message.content} for message in modelfile.messages],
+        "sampling": dict(modelfile.sampling),
+        "n_ctx": modelfile.n_ctx,
+        "max_tokens": modelfile.max_tokens,
+        "stop": list(modelfile.stop),
+        "notes": list(modelfile.notes),
+    }
+    found = {name: value for name, value in facts.items() if value}
+    return {"modelfile": found} if found else {}
+
+
+def _projector_facts(model: Path, stored: Path | None) -> dict[str, Any]:
+    """Return facts about the projector of a model; empty if there is none."""
+    found = find_projector(model, stored=stored)
     if found is None:
         return {}
     read = sorted(read_modalities(found))

@@ -412,7 +412,7 @@ def show_offered(chat: Chat, argument: str) -> None:
 def show_window(chat: Chat, argument: str) -> None:
     """Print the content of the context window."""
 
-    messages = chat.conversation.chat.messages()
+    messages = chat.conversation.messages()
     if not messages:
         chat.output.note("The context window is empty.")
         return

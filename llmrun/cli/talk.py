@@ -9,6 +9,7 @@ import shlex
 import signal
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from llmrun.chat.attachments import Attachments
 from llmrun.chat.conversation import Conversation
@@ -157,6 +158,7 @@ class Chat:
                 raise
             self.output.error(error)
             return
+        self._update_tools()
         question = Question.of(message, self.attached, passages)
         n_entries = len(self.conversation.chat.entries)
         self.answer(self.conversation.ask(question))
@@ -164,6 +166,12 @@ class Chat:
         # Files that were removed may have killed the engine: the next message must not send them either.
         if len(self.conversation.chat.entries) > n_entries or self.conversation.is_removed:
             self.attached = Attachments()
+
+    def _update_tools(self) -> None:
+        """Offer the model the tools that its servers have now."""
+        if self.tools.update():
+            settings = self.conversation.settings
+            settings.request = replace(settings.request, tools=self.tools.offered)
 
     def find_passages(self, message: str, *, is_edit: bool = False) -> tuple[Passage, ...] | None:
         """Return the passages that go along with a question; None without documents.
@@ -218,6 +226,7 @@ class Chat:
             if not conversation.calls:
                 return finished
             results = [self.tools.answer(call) for call in conversation.calls]
+            self._update_tools()
             finished = self._show_round(conversation.go_on(results))
         if conversation.calls:
             self.output.note(f"Stopped after {MAX_ROUNDS} rounds of tool calls. Ask to continue for more.")

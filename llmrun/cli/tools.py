@@ -15,6 +15,7 @@ from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.chat.store.turns import ToolOutput
     from llmrun.chat.tools.source import Offer
     from llmrun.chat.tools.toolbox import Toolbox
     from llmrun.server.page.tools import PageTools
@@ -48,7 +49,12 @@ def tooling(
         ),
     ] = None,
     tool_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time limit of a call.", rich_help_panel=_PANEL)
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time limit of a call, or since the last progress that its server has reported.",
+            rich_help_panel=_PANEL,
+        ),
     ] = 60,
 ) -> ToolOptions:
     """Collect the options of tools.
@@ -112,8 +118,20 @@ class Tools:
         _show_failures(output, toolbox)
         check_allowed(allowed, self.offered)
 
-    def answer(self, call: ToolCall) -> str:
-        """Show a call, ask for permission, run it, and return the text for the model."""
+    def update(self) -> bool:
+        """Take the tools of servers that have changed them; return whether one has. Print what is new or gone."""
+        changed = self._toolbox.changed_tools() if self._toolbox is not None else None
+        if self._toolbox is None or changed is None:
+            return False
+        before, after = ([tool.name for tool in tools] for tools in (self.offered, changed))
+        self.offered, self.offers = changed, self._toolbox.offers()
+        new = [f"+{name}" for name in after if name not in before]
+        gone = [f"-{name}" for name in before if name not in after]
+        self._output.note(" ".join(["The tools of a server have changed.", *new, *gone]))
+        return True
+
+    def answer(self, call: ToolCall) -> ToolOutput:
+        """Show a call, ask for permission, run it, and return the result for the model."""
         from llmrun.chat.tools.toolbox import REFUSED
         from llmrun.ui.views.chat import show_call, show_result
 
@@ -125,9 +143,8 @@ class Tools:
                 called = self._toolbox.call(call)
         else:
             called = REFUSED
-        text = f"Error: {called.text}" if called.failed else called.text
-        show_result(self._output, text)
-        return text
+        show_result(self._output, called.output)
+        return called.output
 
     def _may_run(self, name: str) -> bool:
         if name in self._allowed:

@@ -15,16 +15,13 @@ import numpy as np
 from llmrun.convert.architectures import Family
 from llmrun.convert.checkpoint import Floats, TensorSource
 from llmrun.convert.folder import Config, Folder
+from llmrun.convert.sentence_transformers import pooling_type, prompt_notes, read_modules, refuse_others
 from llmrun.errors import BadModelError, UsageError
 from llmrun.gguf.layers import MAX_LAYERS
 from llmrun.gguf.rules import MAX_CONTEXT, MAX_VOCABULARY
-from llmrun.protocol.codec import load_json
 
 MAX_WIDTH = 1 << 20
 MAX_EXPERTS = 1024  # LLAMA_MAX_EXPERTS
-_POOLING = {"pooling_mode_mean_tokens": 1, "pooling_mode_cls_token": 2, "pooling_mode_lasttoken": 3}
-_POOLING_NAMES = {"mean": 1, "cls": 2, "lasttoken": 3}
-_MAX_MODULES = 100
 _GRANITE_SCALES = {
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
@@ -77,6 +74,7 @@ def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -
     heads = config.count("num_attention_heads", bounds.width)
     kv_heads = config.count("num_key_value_heads", heads) if config.has("num_key_value_heads") else heads
     shape = Shape(config.count("num_hidden_layers", bounds.n_layers), heads, kv_heads)
+    _pooling(shape, folder)
     if heads % kv_heads:
         config.fail("num_key_value_heads", f"a divisor of the {heads} heads")
     shape.metadata |= {
@@ -90,7 +88,7 @@ def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -
         config.fail("hidden_size", f"a multiple of the {heads} heads")
     head_length = config.count("head_dim", bounds.width) if config.has("head_dim") else width // heads
     if family.name == "bert":
-        _bert(config, shape, folder)
+        _bert(config, shape)
         _set_dimensions(family, shape, head_length)
         shape.dimensions["token_types"] = (config.count("type_vocab_size", bounds.n_tokens), width)
         return shape
@@ -107,7 +105,7 @@ def read_shape(config: Config, family: Family, folder: Folder, bounds: Bounds) -
     _rope(config, family.name, rotated, shape)
     if family.experts or family.halves:
         _experts(config, family, shape, bounds)
-    _own_settings(config, family, shape, folder, bounds)
+    _own_settings(config, family, shape, bounds)
     _set_dimensions(family, shape, head_length)
     return shape
 
@@ -168,7 +166,7 @@ def _rotated(config: Config, family: Family, shape: Shape, head_length: int) -> 
     return head_length
 
 
-def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, bounds: Bounds) -> None:
+def _own_settings(config: Config, family: Family, shape: Shape, bounds: Bounds) -> None:
     """Add the metadata that only one architecture has."""
     name = family.name
     if family.permutes:
@@ -179,10 +177,8 @@ def _own_settings(config: Config, family: Family, shape: Shape, folder: Folder, 
         _note_window(config, shape)
     if name.startswith("granite"):
         shape.metadata |= {gguf_name: config.number(hf_name) for hf_name, gguf_name in _GRANITE_SCALES.items()}
-    if name in ("qwen2", "qwen3", "qwen3moe"):
-        if config.flag("use_sliding_window"):
-            _note_window(config, shape)
-        _pooling(shape, folder)
+    if name in ("qwen2", "qwen3", "qwen3moe") and config.flag("use_sliding_window"):
+        _note_window(config, shape)
     if name in ("gemma2", "gemma3"):
         _gemma(config, family, shape)
     if name == "phi3":
@@ -276,36 +272,20 @@ def _check_layer_types(config: Config, period: int, n_layers: int) -> None:
 # ---- embeddings
 
 
-def _bert(config: Config, shape: Shape, folder: Folder) -> None:
+def _bert(config: Config, shape: Shape) -> None:
     if config.get("position_embedding_type") != "absolute" or config.flag("is_decoder"):
         raise UsageError("BERT models with relative positions, and decoders, can't be converted")
     shape.metadata |= {"attention.layer_norm_epsilon": config.number("layer_norm_eps", 0, 1), "attention.causal": False}
-    _pooling(shape, folder)
 
 
 def _pooling(shape: Shape, folder: Folder) -> None:
-    """Read the pooling of sentence-transformers: the way the vectors of all tokens become one."""
-    for path in _pooling_folders(folder):
-        settings = folder.json(f"{path}/config.json")
-        pooling = next((number for name, number in _POOLING.items() if settings.get(name) is True), None)
-        pooling = pooling or _POOLING_NAMES.get(str(settings.get("pooling_mode")))
-        if pooling is None:
-            raise UsageError("the model's pooling can't be converted", why="only mean, first and last token can")
+    """Read the modules of sentence-transformers: the way the vectors of all tokens become one."""
+    modules = read_modules(folder)
+    refuse_others(modules)
+    pooling, notes = pooling_type(folder, modules)
+    if pooling is not None:
         shape.metadata["pooling_type"] = pooling
-        return
-
-
-def _pooling_folders(folder: Folder) -> list[str]:
-    if not folder.has("modules.json"):
-        return []
-    try:
-        modules = load_json(folder.text("modules.json"))
-    except ValueError as error:
-        raise BadModelError("modules.json is damaged", why=str(error), hint="download it again") from None
-    rows = [row for row in modules[:_MAX_MODULES] if isinstance(row, dict)] if isinstance(modules, list) else []
-    paths = [row.get("path") for row in rows if str(row.get("type", "")).endswith("Pooling")]
-    # Only a direct subfolder is allowed.
-    return [path for path in paths if isinstance(path, str) and path.replace("_", "").isalnum()]
+        shape.notes += [*notes, *prompt_notes(folder)]
 
 
 # ---- RoPE: the base, and the scaling beyond the trained context

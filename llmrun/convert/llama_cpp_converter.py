@@ -6,6 +6,7 @@ The script's file is verified before it gets its name.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from llmrun.convert.folder import Folder
 from llmrun.convert.job import ConvertedModel, read_config
+from llmrun.convert.sentence_transformers import dense_modules, pooling_type, prompt_notes, read_modules, refuse_others
 from llmrun.errors import DiskFullError, ModelNotFoundError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check, check_vocabulary
@@ -24,6 +26,7 @@ from llmrun.protocol.jobs.quantize import TRIAL, TryFile
 from llmrun.runner.client import EngineClient
 
 _MAX_LINES = 50
+_DENSE = re.compile(r"dense_[23]\.weight")
 _MAX_WIDTH = 300
 
 
@@ -55,18 +58,30 @@ def convert_with(
         raise ModelNotFoundError(f"there is no script {str(script)!r}", hint=hint)
     source = Folder(folder)
     names = read_config(source).get("architectures")
+    modules = read_modules(source)
+    refuse_others(modules, has_dense=True)
+    dense, (_, notes) = dense_modules(source, modules), pooling_type(source, modules)
+    notes += prompt_notes(source)
     remove_leftovers(target.parent)
     with arriving(target) as path:
         command = [python or _python_of(script), str(script.absolute()), str(source.path.absolute())]
-        _run([*command, "--outfile", str(path.absolute()), *(["--outtype", type] if type else [])], on_line)
+        options = [
+            *(["--outtype", type] if type else []),
+            *(["--sentence-transformers-dense-modules"] if dense else []),
+        ]
+        _run([*command, "--outfile", str(path.absolute()), *options], on_line)
         header = read_header(path)
         check(replace(header, path=target))  # messages name the target
         check_vocabulary(header)
+        written = [tensor.name for tensor in header.tensors if _DENSE.fullmatch(tensor.name)]
+        refuse_others(modules, has_dense=len(written) == len(dense))
         with closing(EngineClient()) as engine:
             engine.do(TRIAL, TryFile(str(path.absolute()), probe().usable_cores))
     architecture = str(names[0]) if isinstance(names, list) and names else "unknown"
     n_parameters = sum(tensor.n_elements for tensor in header.tensors)
-    return ConvertedModel(target, architecture, header.quant, header.file_size, len(header.tensors), n_parameters, ())
+    return ConvertedModel(
+        target, architecture, header.quant, header.file_size, len(header.tensors), n_parameters, tuple(notes)
+    )
 
 
 def _python_of(script: Path) -> str:

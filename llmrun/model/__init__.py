@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import Tool
 
 
-_INTERNAL = """draft drafting embed_each launch_engine last_answer load loaded measuring_steps needs_own_engine
+_INTERNAL = """draft drafting embed_each examples launch_engine last_answer load loaded measuring_steps needs_own_engine
 new_engine on_wait spec speculation start step_times takes tuned used"""
 
 
@@ -110,12 +110,17 @@ class Model:
     @cached_property
     def used(self) -> ModelFingerprint:
         """Fingerprint of the model as it was loaded, stored with an answer: its file may be renamed or deleted."""
-        return fingerprint_file(self.spec.name if self.spec.path is None else "", self.path)
+        return fingerprint_file("" if self.spec.is_file else self.spec.name, self.path)
 
     @property
     def n_ctx(self) -> int:
         """Context window in tokens."""
         return self.loaded.n_ctx
+
+    @property
+    def examples(self) -> tuple[Message, ...]:
+        """Example turns of its Modelfile, which stand before each conversation."""
+        return self.spec.modelfile.messages
 
     @property
     def has_template(self) -> bool:
@@ -154,8 +159,8 @@ class Model:
     def sampling(
         self, flags: Mapping[str, Any] | None = None, session: Mapping[str, Any] | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
-        """Return the sampling parameters, and each one's origin: "session", "flag", "model" (the file), "catalogue",
-        "default".
+        """Return the sampling parameters, and each one's origin: "session", "flag", "Modelfile" (of Ollama's store),
+        "model" (the file), "catalogue", "default".
 
         Raises:
             UsageError: a value is out of its bounds.
@@ -163,6 +168,7 @@ class Model:
         return resolve_sampling(
             ("session", session or {}),
             ("flag", flags or {}),
+            ("Modelfile", self.spec.modelfile.sampling),
             ("model", self.header.recommended_sampling),
             ("catalogue", self.spec.sampling),
         )
@@ -271,7 +277,8 @@ class Model:
         values, ends, others = sort_options(options, FOR_TEXTS if asked.prompt is not None else FOR_CHATS)
         sampling = self.sampling(values)[0] if sampling is None else replace(sampling, **values)
         others |= {"limits": replace(limits, **ends), "speculation": self.drafting.speculation()}
-        engine, (generate,) = self._next(replace(asked, sampling=sampling, **others))
+        request = self.spec.modelfile.complete(replace(asked, sampling=sampling, **others))
+        engine, (generate,) = self._next(request)
         return Reply(self._events(engine, generate), lambda: engine.cancel(generate.request), schema)
 
     @checked

@@ -18,6 +18,7 @@ from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 from llmrun.model import Model
 from llmrun.models.location import locate, not_on_disk
+from llmrun.models.modelfile import Modelfile
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, this_machine
 from llmrun.planning.measurements import measured_before
@@ -26,11 +27,11 @@ from llmrun.planning.plan import Plan, scores_fit
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, read_draft_source, read_speculate
 from llmrun.planning.tuned import TunableSettings, choose, remembered
+from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.arguments import checked
 from llmrun.runner import client
 
 if TYPE_CHECKING:
-    from llmrun.protocol.adapters import Adapter
     from llmrun.protocol.loading import Load
 
 
@@ -144,13 +145,13 @@ def prepare(
     """
     header = read_header(path)
     check(header)
-    preferences, settings = preferences or LoadPreferences(), load_settings()
+    stored, settings = spec.modelfile, load_settings()
+    preferences, adapters = _with_stored(preferences or LoadPreferences(), adapters, stored, header)
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     measured = measured_before(header, hardware, settings.state_dir)
     if speculate != AUTO:
         preferences = replace(preferences, n_drafted=speculate)
-    if draft is not None or speculate == OFF:
-        preferences = replace(preferences, draft_heads=False)
+    preferences = replace(preferences, draft_heads=False) if draft is not None or speculate == OFF else preferences
     pair = partial(plan_pair, header, draft, hardware, measured=measured, adapters=adapters)
     planned = partial(pair, name=spec.name, repository=spec.repository or "")
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
@@ -175,7 +176,22 @@ def prepare(
         load = replace(load, draft=beside)
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
     load_for = partial(_load_for, load, plan, preferences, planned)
-    return Model(path, spec, header, plan, load, drafting, tuned, draft, load_for)
+    return Model(path, spec, header, _with_notes(plan, stored), load, drafting, tuned, draft, load_for)
+
+
+def _with_stored(
+    preferences: LoadPreferences, adapters: tuple[Adapter, ...], modelfile: Modelfile, header: Header
+) -> tuple[LoadPreferences, tuple[Adapter, ...]]:
+    """Return the user's preferences and adapters with those that Ollama's store has for the model."""
+    if preferences.n_ctx is None and modelfile.n_ctx is not None:
+        preferences = replace(preferences, n_ctx=max(CONTEXT_BOUNDS[0], min(modelfile.n_ctx, header.n_ctx_train)))
+    given = {adapter.path for adapter in adapters}
+    missing = [path for path in map(str, modelfile.adapters) if path not in given]
+    return preferences, (*adapters, *(Adapter(f"stored-{number}", path) for number, path in enumerate(missing, 1)))
+
+
+def _with_notes(plan: Plan, modelfile: Modelfile) -> Plan:
+    return replace(plan, notes=(*plan.notes, *modelfile.notes))
 
 
 def plan_with_tuned(

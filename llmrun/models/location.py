@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
 from llmrun.gguf.filenames import name_of_projector, projector_for, projectors_for
 from llmrun.gguf.reader import read_header, read_part
+from llmrun.models.modelfile import Modelfile
 from llmrun.models.registry import ModelSpec, resolve
 from llmrun.models.store.store import Store
 from llmrun.protocol.media import PLURALS, Modality
@@ -29,6 +30,11 @@ class ModelLocation:
     spec: ModelSpec
     path: Path | None
 
+    @property
+    def identity(self) -> tuple[Path | None, str]:
+        """Equal for names that load and answer alike: Ollama has the same weights under several names."""
+        return self.path, repr(self.spec.modelfile)
+
 
 def locate(name: str, settings: Settings) -> ModelLocation:
     """Find a model without the network.
@@ -39,11 +45,16 @@ def locate(name: str, settings: Settings) -> ModelLocation:
     if spec.path is not None:
         return ModelLocation(spec, spec.path)
     installed = Store(settings).find(spec)
+    if installed is not None and installed.projector is not None:  # Ollama fetched both from the repository
+        spec = replace(spec, modelfile=Modelfile(projector=installed.projector))
     return ModelLocation(spec, installed.path if installed else None)
 
 
-def find_projector(model: Path, named: str | None = None) -> Path | None:
+def find_projector(model: Path, named: str | None = None, stored: Path | None = None) -> Path | None:
     """Return the projector of images or audio: the one named by the user, or one beside the model that fits it.
+
+    Args:
+        stored: the one that Ollama's store has for the model.
 
     Raises:
         UsageError: the named file does not exist, or several may be meant.
@@ -53,6 +64,8 @@ def find_projector(model: Path, named: str | None = None) -> Path | None:
         if not path.is_file():
             raise UsageError(f"--mmproj {named} can't be read", why="there is no such file")
         return path
+    if stored is not None:
+        return stored
     with suppress(OSError):
         if not model.is_file():
             return None

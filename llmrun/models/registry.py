@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from llmrun.config import load_settings, model_aliases, read_toml
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError, did_you_mean, near_names
 from llmrun.gguf import filenames
+from llmrun.models.modelfile import NO_MODELFILE, Modelfile, from_layers
 from llmrun.models.store import other_programs
 from llmrun.system import user_path
 
@@ -72,6 +73,13 @@ class ModelSpec:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # recommended SamplingParams, by name
     embedding: EmbeddingAdvice | None = None  # None when unknown
     any_quant: bool = False  # the quant is only proposed: one on this disk, or one that fits this machine, will do
+    program: str = ""  # another one that it belongs to, Ollama or LM Studio
+    modelfile: Modelfile = NO_MODELFILE  # what Ollama's store has besides the weights
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the name is the path of a file, which may mean another file in another folder."""
+        return self.path is not None and not self.program
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +226,8 @@ def resolve(name: str) -> ModelSpec:
         return _from_path(name)
     first, _, rest = name.partition("/")
     if rest and first.lower() in other_programs.PROGRAMS:
-        return ModelSpec(name, path=other_programs.find(name).path)
+        found = other_programs.find(name)
+        return ModelSpec(name, path=found.path, program=found.place, modelfile=from_layers(found.layers))
     if first.lower() in _HUB_HOSTS:
         return _from_hub(name, rest)
     if rest and (rest.count("/") or not _looks_like_file(rest)):
@@ -229,6 +238,13 @@ def resolve(name: str) -> ModelSpec:
     if _NAME_PART.fullmatch(alias) and os.path.isdir(imported):  # noqa: PTH112 - False for a name that is too long
         return _from_hub(name, f"{IMPORTED}{name}")
     raise _unknown(name, alias)
+
+
+def modelfile_of(name: str) -> Modelfile:
+    """Return what Ollama's store has besides the weights of a model; empty for all other names."""
+    if not name.lower().startswith("ollama/"):
+        return NO_MODELFILE
+    return resolve(name).modelfile
 
 
 def _as_ollama_names(entries: Mapping[str, CatalogueEntry], family: str, tag: str) -> tuple[CatalogueEntry, str] | None:

@@ -49,6 +49,7 @@ class RemoteModel:
     """
 
     has_template = thinks = True  # unknown before an answer
+    examples: tuple[Message, ...] = ()
     parallel = _MOST_AT_ONCE
     adapters: tuple[Adapter, ...] = ()
     step_times = StepTables()

@@ -7,7 +7,8 @@ beyond OpenAI's are sent only to servers known to support them, since others ref
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ _WORDS = {
 }
 _OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
+_FILES_OF_TOOLS = "The files in the results of the tools:"
 _BAN = -100  # OpenAI's bias for a banned token
 _IMAGE_TYPES = {b"\x89PNG": "png", b"GIF8": "gif", b"BM": "bmp", b"RIFF": "webp"}
 _AUDIO_TYPES = {b"RIFF": "wav", b"fLaC": "flac"}
@@ -181,6 +183,7 @@ def _conversation(asked: AnswerRequest, owner: str, reasoning_name: str | None) 
     messages = asked.messages
     if asked.begins or asked.begins_reasoning:
         messages = (*messages, Message("assistant", asked.begins, reasoning=asked.begins_reasoning))
+    messages = tuple(_with_files_of_tools(messages))
     is_local = owner in _SAMPLING
     if is_local and reasoning_name in (None, REASONING_TAGS):
         reasoning_name = REASONING_FIELDS[0]
@@ -204,9 +207,26 @@ def _in_turns_with_calls(messages: Sequence[Message]) -> list[bool]:
 
     There some servers require the reasoning, and others lose the plan without it; in other turns some refuse it.
     """
-    turns = list(accumulate(message.role == "user" for message in messages))
+    turns = list(accumulate(m.role == "user" and m.content != _FILES_OF_TOOLS for m in messages))
     with_calls = {turn for turn, message in zip(turns, messages, strict=True) if message.tool_calls}
     return [message.role == "assistant" and turn in with_calls for turn, message in zip(turns, messages, strict=True)]
+
+
+def _with_files_of_tools(messages: Sequence[Message]) -> Iterator[Message]:
+    """Yield messages in which the user sends images in results of tools: OpenAI's protocol has only text there."""
+    files: list[Media] = []
+    for message in messages:
+        if files and message.role != "tool":
+            yield Message("user", _FILES_OF_TOOLS, media=_at_end(files))
+            files = []
+        files += message.media if message.role == "tool" else ()
+        yield replace(message, media=()) if message.role == "tool" else message
+    if files:
+        yield Message("user", _FILES_OF_TOOLS, media=_at_end(files))
+
+
+def _at_end(files: Sequence[Media]) -> tuple[Media, ...]:
+    return tuple(file._replace(at=len(_FILES_OF_TOOLS)) for file in files)
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -63,8 +63,8 @@ class ModelCatalog:
                 found[each.name] = self._header(each).n_ctx_train
         return found
 
-    def find(self, name: str) -> tuple[ModelDescription, Header]:
-        """Return a model and its header.
+    def find(self, name: str) -> tuple[ModelDescription, Header, Path | None]:
+        """Return a model, its header, and its projector.
 
         Raises:
             ModelNotFoundError: no model has this name.
@@ -74,7 +74,7 @@ class ModelCatalog:
         for each in self._models():
             if each.name == name:
                 header = self._header(each)
-                return _describe(each, header), header
+                return _describe(each, header), header, find_projector(each.path, stored=each.projector)
         raise model_not_found(name, "/api/tags")
 
     def _models(self) -> list[InstalledModel]:
@@ -182,7 +182,7 @@ class ModelRoutes:
     async def _show(self, request: Request) -> Response:
         fields = Fields(await read_json(request.receive))
         name = fields.text("model") or fields.needed_text("name")
-        described, header = await asyncio.to_thread(self._catalog.find, self._pool.base_name(name) or name)
+        described, header, projector = await asyncio.to_thread(self._catalog.find, self._pool.base_name(name) or name)
         template = header.chat_template or ""
         thinks = "<think>" in template or "enable_thinking" in template
         return JSONResponse(
@@ -191,7 +191,7 @@ class ModelRoutes:
                 n_ctx_train=header.n_ctx_train,
                 template=template,
                 thinks=thinks,
-                modalities=read_modalities(find_projector(header.path)),
+                modalities=read_modalities(projector),
                 embeds=makes_embeddings(header),
             )
         )

@@ -91,6 +91,7 @@ _LONGEST_NAME = 500
 # A name that a client may use: never a path.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w][\w.-]*){0,2}(:[\w.-]+)?")
 
+ModelIdentity = tuple[Path | None, str]
 Prepare = Callable[[ModelLocation, Path, int], Model]
 """Reads a model's header and plans its load; the last argument is the number of bytes of free memory to leave."""
 
@@ -260,8 +261,8 @@ class Pool:
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
         self._n_to_warm, self._has_loaded = len(self.names), False  # models of the command line; whether any loaded
         self._failure: LlmrunError | None = None  # of the last one that could not be loaded
-        self._models: dict[Path, PooledModel] = {}
-        self._paths: dict[str, Path] = {}
+        self._models: dict[ModelIdentity, PooledModel] = {}
+        self._identities: dict[str, ModelIdentity] = {}  # by the name in requests
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -346,7 +347,7 @@ class Pool:
 
     def n_ctx(self, name: str) -> int:
         """Return the context window of a model that is or was loaded, 0 for others."""
-        pooled = self._models.get(self._paths.get(name, Path()))
+        pooled = self._models.get(self._identities.get(name, (None, "")))
         if pooled is None or pooled.model is None:
             return 0
         return pooled.model.n_ctx if pooled.is_loaded else pooled.model.plan.n_ctx
@@ -355,13 +356,13 @@ class Pool:
         name = self.base_name(name)
         if not name:
             raise UsageError("model is missing", hint="name one of /v1/models")
-        path = self._paths.get(name)
-        if path is None or path not in self._models:
+        identity = self._identities.get(name)
+        if identity is None or identity not in self._models:
             located = await asyncio.to_thread(self._locate, name)
             assert located.path is not None
-            path = self._paths[name] = located.path
-            self._models.setdefault(path, PooledModel(name, located, path))
-        return self._models[path]
+            identity = self._identities[name] = located.identity
+            self._models.setdefault(identity, PooledModel(name, located, located.path))
+        return self._models[identity]
 
     def complete(self, pooled: PooledModel, name: str, request: AnswerRequest) -> AnswerRequest:
         """Return a request with the server's defaults, and the adapter in the name of the model.
@@ -369,9 +370,11 @@ class Pool:
         Raises:
             UsageError: see ServedAdapters.apply().
         """
-        is_first = bool(self.names) and self._paths.get(self.names[0], pooled.path) == pooled.path
+        identity = pooled.located.identity
+        is_first = bool(self.names) and self._identities.get(self.names[0], identity) == identity
         given = self._given_name(name)
-        return self._defaults.apply(self.adapters.apply(name, request), given, is_first=is_first)
+        request = self._defaults.apply(self.adapters.apply(name, request), given, is_first=is_first)
+        return pooled.located.spec.modelfile.complete(request)
 
     def sampling(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of SamplingParams that a request sets, completed by the model's preset."""
@@ -396,8 +399,7 @@ class Pool:
             located = locate(self._files.get(name, name), self._settings)
         except ModelNotFoundError:  # its hint is for the command line
             raise unknown from None
-        is_path = located.spec.path is not None and not name.startswith(("ollama/", "lmstudio/"))
-        if is_path and not is_given:
+        if located.spec.is_file and not is_given:
             raise unknown
         if located.path is None:
             raise not_on_disk(name)
@@ -457,20 +459,18 @@ class Pool:
         Raises:
             UsageError: it answers requests, or is being loaded.
         """
-        pooled = self._models.get(path)
-        if pooled is None:
-            return
-        if not pooled.is_unused:
-            raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
-        pooled.cancel_timers()
-        await self._unload(pooled)
+        for pooled in [each for each in self._models.values() if each.path == path]:
+            if not pooled.is_unused:
+                raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
+            pooled.cancel_timers()
+            await self._unload(pooled)
 
     async def _unload(self, pooled: PooledModel) -> None:
         if not pooled.is_unused:  # a request arrived after the timer, and before this task
             return
         await self._close(pooled)
         if pooled.is_unused and not pooled.is_loaded:  # a request may have arrived meanwhile
-            self._models.pop(pooled.path, None)
+            self._models.pop(pooled.located.identity, None)
 
     async def _close(self, pooled: PooledModel) -> None:
         connection, pooled.connection = pooled.connection, None

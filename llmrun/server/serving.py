@@ -153,7 +153,7 @@ class Serving:
 
     def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
         options = self._options
-        is_first = bool(options.names) and locate(options.names[0], self._settings).path == path
+        is_first = bool(options.names) and locate(options.names[0], self._settings).identity == located.identity
         return prepare(
             located.spec,
             path,
@@ -165,7 +165,7 @@ class Serving:
             draft=options.draft if is_first else None,
             adapters=options.adapters if is_first else (),
             promised=promised,
-            projector=find_projector(path, options.projector if is_first else None),
+            projector=find_projector(path, options.projector if is_first else None, located.spec.modelfile.projector),
         )
 
     async def run(self, listening: socket.socket) -> None:

@@ -16,6 +16,7 @@ from llmrun.batch.rows import FinishedRow, PendingRow, Row, RowTemplate, result_
 from llmrun.batch.run import BatchProgress, BatchRun, Ledger
 from llmrun.errors import BadGrammarError, EngineCrashedError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.model import Model
+from llmrun.models.registry import ModelSpec
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Command, Finished, Generate, Started, Stats, TextDelta, TokenLogprob
 from llmrun.protocol.params import SamplingParams
@@ -88,7 +89,7 @@ class Setup:
             todo.append(PendingRow(Row(number, {"prompt": text, "id": f"r{number}"}), asked, f"k{number}"))
         self.tally = BatchProgress(len(todo))
         load = Load("model.gguf", 512, 512, n_seq_max=PARALLEL)
-        model = SimpleNamespace(load=load, sampling=lambda flags: (SamplingParams(), {}))
+        model = SimpleNamespace(load=load, sampling=lambda flags: (SamplingParams(), {}), spec=ModelSpec("m"))
         with ResultFile(self.path) as results:
             left = [each for each in todo if each.row.number not in results.written]
             ledger = Ledger(results, self.tally, clock=lambda: 1.0)

@@ -46,6 +46,7 @@ class FakeModel:
         self.name = "fake"
         self.n_ctx = n_ctx
         self.adapters = ()
+        self.examples: tuple[Message, ...] = ()
         self.modalities = frozenset(("image", "audio"))
         self.seen: list[list[Message]] = []
         self.requests: list[AnswerRequest] = []
@@ -389,6 +390,22 @@ def test_what_the_cache_holds_is_moved_only_where_turns_left_since_the_last_answ
         talk.say(text)
     assert [message.content[0] for message in talk.model.seen[2]] == ["b", "y", "c"]
     assert [request.moves for request in talk.model.requests] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("system", ["", "Be kind."])
+def test_example_turns_of_the_model_stand_before_the_chat_and_stay(tmp_path: Path, system: str) -> None:
+    talk = Talk(tmp_path, n_ctx=400, overflow="roll")
+    talk.model.examples = (Message("user", "Ahoy?"), Message("assistant", "Arr!"))
+    talk.chat.set_system(system)
+    first = [*([Message("system", system)] if system else []), *talk.model.examples]
+    for number in range(6):
+        talk.say(f"question {number} " + "x" * 60)
+        assert talk.model.seen[-1][: len(first)] == first
+    sent = [message.content for message in talk.model.seen[-1]]
+    assert not any("question 0" in text for text in sent), "the oldest turn goes, not an example"
+    assert "question 5" in sent[-1]
+    assert len(talk.conversation.messages()) == len(talk.conversation.count().each)
+    assert Message("user", "Ahoy?") not in talk.chat.messages()
 
 
 def test_a_summary_stands_where_the_turns_were(tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ from support.answers import sent
 from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
-from llmrun.chat.store.turns import INTERRUPTED, Answer, Question
+from llmrun.chat.store.turns import INTERRUPTED, Answer, Question, ToolOutput, answer_of, plain_facts
 from llmrun.errors import EngineCrashedError
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
@@ -43,6 +44,7 @@ class FakeModel:
         self.name = "fake"
         self.n_ctx = 10_000
         self.adapters = ()
+        self.examples: tuple[Message, ...] = ()
         self.modalities: frozenset[str] = frozenset()
         self.answers = [*answers]
         self.seen: list[AnswerRequest] = []
@@ -89,7 +91,7 @@ class Talk:
         list(self.conversation.ask(Question(text)))
         for result in results:
             assert [call.name for call in self.conversation.calls] == ["weather"]
-            list(self.conversation.go_on([result]))
+            list(self.conversation.go_on([ToolOutput(result)]))
 
     @property
     def saved(self) -> Answer:
@@ -128,6 +130,29 @@ def test_a_saved_turn_is_sent_as_it_was(talk: Talk) -> None:
     talk.say("Thanks")
     *sent, answer, _ = talk.model.seen[-1].messages
     assert (tuple(sent), answer) == (before, Message("assistant", "It is sunny."))
+
+
+def test_a_model_that_does_not_see_is_told_of_images_of_a_tool(talk: Talk) -> None:
+    list(talk.conversation.ask(Question("Weather?")))
+    list(talk.conversation.go_on([ToolOutput("Sun", (Media("iVBORw0KGgoAAAAN"),))]))
+    assert talk.model.seen[-1].messages[-1].content == "Sun\n[The image can't be read.]"
+    assert not talk.model.seen[-1].messages[-1].media
+    assert talk.notes == ["fake can't read images: the tool's is left out"]
+
+
+def test_images_of_a_tool_are_sent_again_and_saved(talk: Talk) -> None:
+    seen = Media("iVBORw0KGgoAAAAN", at=3)
+    talk.model.modalities = frozenset(("image",))
+    list(talk.conversation.ask(Question("Weather?")))
+    list(talk.conversation.go_on([ToolOutput("Sun", (seen,))]))
+    before = talk.model.seen[-1].messages
+    assert before[-1].media == (seen,)
+    talk.conversation.chat = Sessions(talk.store.folder).open()
+    talk.say("Thanks")
+    assert talk.model.seen[-1].messages[: len(before)] == before
+    facts = plain_facts(talk.saved) | {"rounds": [{"content": "", "calls": [], "results": [], "media": [[], []]}]}
+    with pytest.raises(ValueError, match="one result for each call"):
+        answer_of("", "", facts)
 
 
 def test_reasoning_goes_back_with_its_round(tmp_path: Path) -> None:

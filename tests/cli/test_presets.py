@@ -8,11 +8,14 @@ from typing import Any
 
 import jinja2
 import pytest
+from support.gguf_writer import gguf, tiny_model, write
+from support.model_disk import lonely_home, put_ollama
 from typer.testing import CliRunner
 
-from llmrun.cli import defaults, sampling, serve, settings_file
-from llmrun.cli.config import app, as_jinja, as_preset, read_modelfile
+from llmrun.cli import defaults, options, sampling, serve, settings_file
+from llmrun.cli.config import app, as_preset
 from llmrun.errors import UsageError
+from llmrun.models.modelfile import as_jinja, as_modelfile, read_instructions
 
 PIRATE = """
 [presets.pirate]
@@ -163,11 +166,73 @@ def test_a_modelfile_is_a_preset(config: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('SYSTEM "Be a pirate.\nSay Arr."\n', {"system": "Be a pirate.\nSay Arr."}),
+        ('SYSTEM "Say "arr"."\n', {"system": 'Say "arr".'}),
+        ('SYSTEM """Be a pirate.\n\n  "Arr"\n"""\n', {"system": 'Be a pirate.\n\n  "Arr"\n'}),
+        ("SYSTEM\tBe a pirate.\n", {"system": "Be a pirate."}),
+        ("PARAMETER\tseed\t5\n", {"seed": 5}),
+        ("  PARAMETER   seed   5\r\n\r\n", {"seed": 5}),
+        ('PARAMETER stop "<|im_end|>\n"\nPARAMETER stop """a"b"""', {"stop": ["<|im_end|>\n", 'a"b']}),
+        ("PARAMETER top_k -1\nPARAMETER repeat_last_n -1\n", {"top-k": 0, "repeat-last-n": 65536}),
+        ("MESSAGE system Be a pirate.\nMESSAGE system Say Arr.", {"system": "Be a pirate.\n\nSay Arr."}),
+        ("RENDERER gemma4\nPARSER gemma4\nTEMPLATE {{ .Prompt }}\nPARAMETER top_p 0.9\n", {"top-p": 0.9}),
+        ('REQUIRES 0.14.0\nLICENSE """MIT\nSYSTEM no"""\n', {}),
+    ],
+)
+def test_modelfiles_as_ollama_writes_and_reads_them(text: str, expected: dict[str, Any]) -> None:
+    found = as_preset(as_modelfile(read_instructions(f"\ufeffFROM smollm2\n{text}"), Path()))
+    assert found.values == {"model": "smollm2", **expected}
+    assert not found.template
+
+
+@pytest.mark.parametrize(
+    ("text", "note"),
+    [
+        ("RENDERER gemma4\nPARSER gemma4", "RENDERER gemma4 and PARSER gemma4: not used, the chat template of"),
+        ("DRAFT ./small.gguf", "--draft /place/small.gguf drafts with it"),
+        ("MESSAGE user Ahoy?", "MESSAGE is left out: user Ahoy?"),
+        ("PARAMETER num_gpu 3\nPARAMETER\tnum_keep\t4", "PARAMETER num_gpu, num_keep are left out"),
+    ],
+)
+def test_instructions_without_a_meaning_here_are_named(text: str, note: str) -> None:
+    (found,) = as_preset(as_modelfile(read_instructions(f"FROM smollm2\n{text}"), Path("/place"))).notes
+    assert note in found
+
+
+def test_of_two_files_the_projector_is_none_to_answer_with(tmp_path: Path) -> None:
+    write(tmp_path / "model.gguf", tiny_model())
+    write(tmp_path / "eyes.gguf", gguf(metadata={"general.architecture": "clip"}))
+    for text in ("FROM ./model.gguf\nFROM ./eyes.gguf", "FROM ./eyes.gguf\nFROM ./model.gguf"):
+        found = as_preset(as_modelfile(read_instructions(text), tmp_path)).values
+        assert found == {"model": str(tmp_path / "model.gguf"), "mmproj": str(tmp_path / "eyes.gguf")}
+
+
+def test_ollamas_store_comes_after_the_presets_of_the_model(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lonely_home(tmp_path / "home", monkeypatch)
+    put_ollama(
+        tmp_path / "home/.ollama/models", "library/tuned:latest",
+        system=b"Be a pirate.", params=b'{"stop": ["x"], "num_predict": 9}', template=b"{{ .Prompt }}:",
+    )  # fmt: skip
+    _, found = filled("run", model="ollama/tuned", prompt=("hi",), preset=None)
+    assert (found["system"], found["stop"], found["max_tokens"]) == ("Be a pirate.", ["x"], 9)
+    assert options.template_text(found["template"]) == found["template"]
+    assert sampling.PRESET_ORIGINS["stop"] == "Ollama"
+    config.write_text('[models."ollama/tuned"]\nsystem = "Be brief."\n')
+    assert filled("run", model="ollama/tuned", prompt=("hi",), preset=None)[1]["system"] == "Be brief."
+    config.write_text("")
+    assert filled("run", model="ollama/tuned", prompt=("hi",), preset=None, at="http://127.0.0.1:9")[1] == {}
+
+
+@pytest.mark.parametrize(
     "template", ["{{ range .Messages }}x{{ end }}", "{{ .Prompt }}{{ if .Prompt }}{{ .Response }}{{ end }}", "plain"]
 )
 def test_other_templates_are_left_out_by_name(template: str) -> None:
     assert as_jinja(template) == ""
-    found = as_preset(read_modelfile(f"FROM smollm2\nTEMPLATE {template}"), Path())
+    found = as_preset(as_modelfile(read_instructions(f"FROM smollm2\nTEMPLATE {template}"), Path()))
     assert found.values == {"model": "smollm2"}
     assert "TEMPLATE is left out" in found.notes[0]
 
@@ -179,11 +244,14 @@ def test_other_templates_are_left_out_by_name(template: str) -> None:
         ("Hello there", "not a Modelfile: line 1"),
         ('FROM a\nSYSTEM """x', "the text of line 2 has no end"),
         ("FROM a\nPARAMETER temperature hot", "invalid PARAMETER temperature hot"),
+        ('FROM a\nSYSTEM "x\ny', "the text of line 2 has no end"),
+        ("FROM a\nMESSAGE tool x", "invalid MESSAGE tool"),
+        ("FROM a\nPARAMETER seed", "not a Modelfile: line 2"),
     ],
 )
 def test_modelfiles_that_can_not_be_read(text: str, words: str) -> None:
     with pytest.raises(UsageError) as raised:
-        as_preset(read_modelfile(text), Path())
+        as_preset(as_modelfile(read_instructions(text), Path()))
     assert words in str(raised.value)
 
 

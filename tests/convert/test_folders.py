@@ -31,6 +31,7 @@ from llmrun.convert.checkpoint import all_finite, to_float32
 from llmrun.convert.job import convert_folder
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, DiskFullError, LlmrunError, UsageError
+from llmrun.gguf.pooling import stated_pooling
 from llmrun.gguf.reader import read_header
 
 QWEN = "Qwen3ForCausalLM"
@@ -161,6 +162,72 @@ def test_what_llama_cpp_would_compute_differently_is_refused(
     architecture: str, changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     assert said in refused(tmp_path, files_of(architecture, **changes))
+
+
+def sentence_model(folder: Path, kinds: str, architecture: str = "BertModel", **pooling: Any) -> Path:
+    """A model of sentence-transformers with these modules, of which each has a folder of its own."""
+    rows = [
+        {"path": f"{number}_{kind}" if number else "", "type": f"sentence_transformers.models.{kind}"}
+        for number, kind in enumerate(kinds.split())
+    ]
+    dense = {"bias": True, "activation_function": "torch.nn.modules.activation.Tanh"}
+    files = {f"{row['path']}/config.json": pooling if row["path"].endswith("Pooling") else dense for row in rows[1:]}
+    return write(folder / "Tiny", {**files_of(architecture), "modules.json": json.dumps(rows), **files})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "pooling", "said"),
+    [
+        ("Transformer Pooling Dense", {"pooling_mode_mean_tokens": True}, "Dense (2_Dense)"),
+        ("Transformer Pooling LayerNorm", {"pooling_mode_mean_tokens": True}, "LayerNorm (2_LayerNorm)"),
+        ("Transformer Pooling Dense Normalize", {"pooling_mode": "mean"}, "Dense (2_Dense)"),
+        ("Transformer CNN Pooling", {"pooling_mode": "mean"}, "CNN (1_CNN)"),
+        ("Transformer Pooling Pooling", {"pooling_mode": "mean"}, "it has 2 Pooling modules"),
+        ("Transformer Pooling", {"pooling_mode_max_tokens": True}, "it is max_tokens"),
+        (
+            "Transformer Pooling", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+            "it is cls_token and mean_tokens",
+        ),
+        ("Transformer Pooling", {"pooling_mode": ["cls", "mean"]}, "it is cls and mean"),
+        ("Transformer Pooling", {}, "1_Pooling/config.json states none"),
+    ],
+)  # fmt: skip
+def test_modules_that_llama_cpp_does_not_compute_are_refused(
+    kinds: str, pooling: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    for architecture in ("BertModel", "Qwen3ForCausalLM", "LlamaForCausalLM"):
+        with pytest.raises(UsageError) as caught:
+            convert_folder(sentence_model(tmp_path, kinds, architecture, **pooling), tmp_path / "x.gguf")
+        assert said in str(caught.value)
+        assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "Qwen3ForCausalLM", "LlamaForCausalLM"])
+def test_the_pooling_of_every_architecture_is_written(architecture: str, tmp_path: Path) -> None:
+    folder = sentence_model(
+        tmp_path, "Transformer Pooling Dropout Normalize", architecture, pooling_mode="lasttoken", include_prompt=False
+    )
+    prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    done = convert_folder(folder, tmp_path / "x.gguf")
+    assert stated_pooling(read_header(done.path)) == "last"
+    assert "include_prompt" in done.notes[0]
+    assert "puts 'query: ' before each text" in done.notes[1]
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "{", "{}", "[7]", '[{"path": ""}]', '[{"type": "a.Pooling", "path": 7}]', "[" * 100_000,
+        '[{"type": "a.Pooling", "path": "../other"}]', '[{"type": "a.Dense", "path": "/etc"}]',
+        json.dumps([{"type": "a.Dropout"}] * 101),
+    ],
+    ids=lambda text: text[:40],
+)  # fmt: skip
+def test_damaged_modules_are_refused(modules: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "Tiny", {**files_of("BertModel"), "modules.json": modules})
+    with pytest.raises(BadModelError, match=r"modules\.json is damaged"):
+        convert_folder(folder, tmp_path / "x.gguf")
 
 
 def test_unknown_tensors_are_named(tmp_path: Path) -> None:

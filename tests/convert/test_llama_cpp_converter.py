@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -77,6 +78,31 @@ def test_what_is_not_good_is_not_kept(body: str, kind: type[LlmrunError], said: 
         run(folder, body)
     assert said in f"{caught.value.what} {caught.value.why} {caught.value.hint}"
     assert [path.read_bytes() for path in (folder.parent / "out").iterdir()] == [b"old"]
+
+
+DENSE = [{"type": "a.Pooling", "path": "1_Pooling"}, {"type": "a.Dense", "path": "2_Dense"}]
+
+
+@pytest.mark.parametrize(
+    ("modules", "settings", "said"),
+    [
+        (DENSE, {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}, "Dense (2_Dense)"),
+        (DENSE, {"bias": True, "activation_function": "torch.nn.modules.linear.Identity"}, "it has a bias"),
+        (DENSE, {"bias": False, "activation_function": "torch.nn.modules.activation.Tanh"}, "the activation Tanh"),
+        ([*DENSE[:1], {"type": "a.LayerNorm", "path": "2_LayerNorm"}], {}, "LayerNorm (2_LayerNorm)"),
+    ],
+)
+def test_a_script_that_drops_a_module_makes_no_model(
+    modules: list[dict[str, str]], settings: dict[str, object], said: str, folder: Path
+) -> None:
+    (folder / "modules.json").write_text(json.dumps(modules))
+    for path, values in (("1_Pooling", {"pooling_mode": "mean"}), ("2_Dense", settings)):
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(UsageError) as caught:
+        run(folder, 'assert "--sentence-transformers-dense-modules" in sys.argv\ntarget.write_bytes(good)')
+    assert said in str(caught.value)
+    assert not list((folder.parent / "out").glob("*.gguf"))
 
 
 def test_ctrl_c_ends_the_script_and_leaves_nothing(folder: Path) -> None:

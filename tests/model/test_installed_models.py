@@ -11,6 +11,8 @@ import pytest
 from support.installed import WITHOUT_END, Installed, Running
 from support.model_disk import put_lm_studio, put_ollama, tree
 
+from llmrun import load
+
 ANSWER = ("hi", "--temp", "0", "--max-tokens", "4")
 
 
@@ -92,3 +94,37 @@ def test_ollamas_and_lm_studios_files_are_used_where_they_are(
     assert not Path(place["HF_HUB_CACHE"]).exists()
     facts = json.loads(llmrun.run("show", "ollama/smollm2:135m", "--json", env=place).stdout)
     assert (facts["architecture"], facts["layers"]) == ("llama", 30)
+
+
+def test_ollamas_settings_of_a_model_are_used(
+    llmrun: Installed, place: dict[str, str], model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its system prompt, example turns, template and stop texts; what has no meaning here is named."""
+    content, store = model_path.read_bytes(), Path(place["OLLAMA_MODELS"])
+    example = [{"role": "user", "content": "Ahoy?"}, {"role": "assistant", "content": "Arr!"}]
+    put_ollama(store, "library/plain:latest", content)
+    put_ollama(store, "library/system:latest", content, system=b"Be a pirate.")
+    put_ollama(store, "library/examples:latest", content, messages=json.dumps(example).encode())
+    put_ollama(store, "library/template:latest", content, template=b"Q: {{ .Prompt }}")
+    put_ollama(store, "library/params:latest", content, params=b'{"num_predict": 3, "temperature": 0, "num_gpu": 1}')
+
+    def answered(name: str, *options: str) -> tuple[dict[str, object], dict[str, object], bytes]:
+        done = llmrun.run("run", f"ollama/{name}", "hi", "--json", *options, env=place)
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        ends = [next(event for event in events if event["event"] == kind) for kind in ("Started", "Finished")]
+        return ends[0], ends[1], done.stderr
+
+    def n_prompt(name: str, *options: str) -> int:
+        return int(str(answered(name, "-n", "2", *options)[0]["prompt_tokens"]))
+
+    plain = n_prompt("plain")
+    assert n_prompt("system") == n_prompt("plain", "-s", "Be a pirate.") != plain
+    assert n_prompt("system", "-s", "") == plain
+    assert n_prompt("examples") > plain
+    assert n_prompt("template") == n_prompt("plain", "--raw") + len("Q:") != plain
+    _, finished, said = answered("params")
+    assert (finished["reason"], said) == ("length", b"PARAMETER num_gpu is left out: llmrun has no such setting\n")
+    monkeypatch.setenv("OLLAMA_MODELS", str(store))
+    for name in ("plain", "system", "examples", "template"):
+        with load(f"ollama/{name}", pull=False, n_ctx=512) as model:
+            assert model.chat("hi", max_tokens=2).stats.prompt_tokens == n_prompt(name)

@@ -47,7 +47,7 @@ def test_a_turn_with_a_call(tmp_path: Path) -> None:
         assert (result.text, result.failed) == (str(numbers["first"] + numbers["second"]), False)
 
         settings.request = replace(asked, tool_choice="auto", limits=Limits(20))
-        started, *_ = conversation.go_on([result.text])
+        started, *_ = conversation.go_on([result.output])
         conversation.end_turn()
         assert isinstance(started, Started)
         assert started.reused_tokens > started.prompt_tokens / 2

@@ -26,7 +26,7 @@ from support.remote_server import (
 from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.export import export
 from llmrun.chat.store.store import Sessions
-from llmrun.chat.store.turns import INTERRUPTED, Answer, Question
+from llmrun.chat.store.turns import INTERRUPTED, Answer, Question, ToolOutput
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import read_grammar
 from llmrun.model.chat_model import with_seeds
@@ -182,7 +182,7 @@ def test_tools_are_called(server: FarServer, far: Open, tmp_path: Path) -> None:
     server.replies = [CALLS, FINE]
     talk.say("What is 1 + 2?")
     assert [call.name for call in talk.conversation.calls] == ["add", "now"]
-    list(talk.conversation.go_on(["3", "noon"]))
+    list(talk.conversation.go_on([ToolOutput("3"), ToolOutput("noon")]))
     assert talk.answer.content == "Hello there"
     sent = server.answered()[-1].body["messages"]
     assert [message["content"] for message in sent if message["role"] == "tool"] == ["3", "noon"]

@@ -222,3 +222,19 @@ def test_local_servers_get_all_reasoning(name: str | None) -> None:
     for owner in ("llmrun", "llamacpp", "vllm", "sglang"):
         sent = messages_of(owner, name)
         assert [each.get("reasoning_content") for each in sent] == [None, "Old.", None, "Plan.", None, None, None]
+
+
+@pytest.mark.parametrize("owner", OWNERS)
+def test_files_of_tools_are_sent_by_the_user(owner: str) -> None:
+    """OpenAI's protocol has only text in a result."""
+    image = Media("iVBORw0KGgoAAAAN", at=2)
+    calls = (ToolCall("1", "look", "{}"), ToolCall("2", "look", "{}"))
+    results = (Message("tool", "A.", tool_call_id="1", media=(image,)), Message("tool", "B.", tool_call_id="2"))
+    asked = AnswerRequest(
+        (Message("user", "Hi"), Message("assistant", "", calls), *results, Message("assistant", "So."))
+    )
+    sent = body(asked, owner)["messages"]
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool", "tool", "user", "assistant"]
+    assert [message["content"] for message in sent[2:4]] == ["A.", "B."]
+    assert [part["type"] for part in sent[4]["content"]] == ["text", "image_url"]
+    assert [each["role"] for each in body(AnswerRequest(asked.messages[:4]), owner)["messages"]][-1] == "user"

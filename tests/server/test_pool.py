@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from support.engines import fake_engine
-from support.gguf_writer import runnable_model, write
+from support.gguf_writer import lora_tensors, runnable_model, tiny_adapter, write
+from support.model_disk import lonely_home, put_ollama
 
 from llmrun.config import load_settings
 from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, UsageError
@@ -20,7 +21,8 @@ from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, locate
 from llmrun.planning import speculation as speculation_module
 from llmrun.planning.preferences import LoadPreferences
-from llmrun.protocol.messages import Stats
+from llmrun.protocol.messages import AnswerRequest, Message, Stats
+from llmrun.protocol.params import Limits
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.http import CrashingPromptError
 from llmrun.server.pool import CrashTracker, Pool
@@ -95,6 +97,51 @@ def test_a_model_is_loaded_once_and_stays(tmp_path: Path) -> None:
         assert (machine.loaded, machine.loads) == ("a", ["a"])
 
     run(Machine(tmp_path, "a"), scenario)
+
+
+def test_names_of_ollama_with_the_same_weights_are_models_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = runnable_model({"llama.context_length": 1024})
+    store = lonely_home(tmp_path / "home", monkeypatch) / ".ollama/models"
+    put_ollama(store, "library/plain:latest", weights)
+    put_ollama(store, "library/same:latest", weights)
+    put_ollama(
+        store, "library/tuned:latest", weights,
+        adapter=tiny_adapter(tensors=lora_tensors(n_in=32, n_out=32)), system=b"Be a pirate.",
+        params=b'{"stop": ["x"], "temperature": 0.25, "num_ctx": 512, "num_gpu": 1}',
+        messages=b'[{"role": "user", "content": "Ahoy?"}, {"role": "assistant", "content": "Arr"}]',
+    )  # fmt: skip
+    machine = Machine(tmp_path, "")
+    pool = Pool(
+        (), load_settings(), lambda located, path, _: prepare(located.spec, path), keep_seconds=9, start=machine.start
+    )
+    hi, rude = Message("user", "hi"), Message("system", "Be rude.")
+
+    async def scenario() -> None:
+        async with pool.lease("ollama/plain") as plain, pool.lease("ollama/tuned") as tuned:
+            async with pool.lease("ollama/same") as same:
+                assert same is plain
+            await asyncio.gather(pool.ready(plain), pool.ready(tuned))
+            assert (plain.loaded_model.adapters, len(tuned.loaded_model.adapters)) == ((), 1)
+            assert tuned.loaded_model.plan.n_ctx == 512
+            assert "PARAMETER num_gpu is left out: llmrun has no such setting" in tuned.loaded_model.plan.notes
+            assert tuned.loaded_model.sampling({})[0].temperature == 0.25
+            assert tuned.loaded_model.sampling({})[1]["temperature"] == "Modelfile"
+            asked = AnswerRequest((hi,))
+            assert pool.complete(plain, "ollama/plain", asked) == asked
+            found = pool.complete(tuned, "ollama/tuned", asked)
+            assert found.limits.stop == ("x",)
+            assert [each.content for each in found.messages] == ["Be a pirate.", "Ahoy?", "Arr", "hi"]
+            own = AnswerRequest((rude, hi), limits=Limits(stop=("y",)))
+            found = pool.complete(tuned, "ollama/tuned", own)
+            assert found.limits.stop == ("y",)
+            assert [each.content for each in found.messages] == ["Be rude.", "Ahoy?", "Arr", "hi"]
+            text = pool.complete(tuned, "ollama/tuned", AnswerRequest(prompt="hi"))
+            assert (text.messages, text.limits.stop) == ((), ("x",))
+        await pool.close()
+
+    asyncio.run(scenario())
 
 
 def test_the_least_recently_used_goes_when_there_is_no_room(tmp_path: Path) -> None:

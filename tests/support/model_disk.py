@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -44,12 +46,24 @@ def put(store: Store, filename: str, commit: str = OLD, repository: str = REPOSI
 
 
 def put_ollama(
-    models: Path, name: str, content: bytes = b"GGUF", *, file_type: str = "Q4_K_M", host: str = "registry.ollama.ai"
+    models: Path,
+    name: str,
+    content: bytes = b"GGUF",
+    *,
+    file_type: str = "Q4_K_M",
+    host: str = "registry.ollama.ai",
+    config: Mapping[str, str] = MappingProxyType({}),
+    **besides: bytes,
 ) -> Path:
-    """A model as `ollama pull` leaves it; name is NAMESPACE/MODEL:TAG. Gives the path of its weights."""
-    config = json.dumps({"model_format": "gguf", "file_type": file_type}).encode()
+    """A model as `ollama pull` leaves it; name is NAMESPACE/MODEL:TAG. Gives the path of its weights.
+
+    Args:
+        config: more fields of it.
+        besides: further layers by the end of their media types.
+    """
+    stated = json.dumps({"model_format": "gguf", "file_type": file_type, **config}).encode()
     digests = []
-    for data in (config, content):
+    for data in (stated, content, *besides.values()):
         blob = models / "blobs" / f"sha256-{sha256(data)}"
         blob.parent.mkdir(parents=True, exist_ok=True)
         blob.write_bytes(data)
@@ -59,6 +73,10 @@ def put_ollama(
     layers = [
         {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:" + "0" * 64},
         {"mediaType": "application/vnd.ollama.image.model", "digest": digests[1], "size": len(content)},
+        *(
+            {"mediaType": f"application/vnd.ollama.image.{kind}", "digest": digest, "size": len(data)}
+            for (kind, data), digest in zip(besides.items(), digests[2:], strict=True)
+        ),
     ]
     manifest.write_text(json.dumps({"config": {"digest": digests[0]}, "layers": layers}))
     return models / "blobs" / f"sha256-{sha256(content)}"

@@ -216,7 +216,7 @@ def _markdown(tree: Tree, path: tuple[TurnEntry, ...]) -> str:
             parts += ["## Reasoning", quoted]
         model = entry.part.model.name
         parts.append(f"## {model or 'Answer'}")
-        for content, calls, results, _ in entry.part.rounds:
+        for content, calls, results, *_ in entry.part.rounds:
             parts += [_closed(content)] if content else []
             for call, result in zip(calls, results, strict=True):
                 parts += [f"Called `{call.name}`:", _code(call.arguments), _code(result)]

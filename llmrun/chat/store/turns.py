@@ -17,6 +17,7 @@ from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import as_dict, from_json
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import Message, Stats, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.watermark import fingerprint
@@ -80,6 +81,13 @@ class Question:
         return replace(self, content=before + text, typed=text if before else "", passages=passages)
 
 
+class ToolOutput(NamedTuple):
+    """The result of a call as the model gets it."""
+
+    text: str
+    media: tuple[Media, ...] = ()
+
+
 class CallRound(NamedTuple):
     """The tool calls of a model before it continued its answer."""
 
@@ -87,6 +95,7 @@ class CallRound(NamedTuple):
     calls: tuple[ToolCall, ...]
     results: tuple[str, ...]  # one for each call
     reasoning: str = ""  # before the text
+    media: tuple[tuple[Media, ...], ...] = ()  # of each result; () where no result has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +126,10 @@ def join_reasoning(pieces: Iterable[str]) -> str:
 
 def round_messages(rounds: Sequence[CallRound]) -> Iterator[Message]:
     """Yield calls and their results as messages."""
-    for content, calls, results, reasoning in rounds:
+    for content, calls, results, reasoning, media in rounds:
         yield Message("assistant", content, calls, reasoning=reasoning)
-        for call, result in zip(calls, results, strict=True):
-            yield Message("tool", result, tool_call_id=call.id, name=call.name)
+        for call, result, files in zip(calls, results, media or ((),) * len(calls), strict=True):
+            yield Message("tool", result, tool_call_id=call.id, name=call.name, media=files)
 
 
 @dataclass(slots=True)
@@ -137,9 +146,10 @@ class OpenAnswer:
         self.text, self.calls = begins + received.text, received.calls
         self._reasoning.append(received.reasoning.strip())
 
-    def go_on(self, results: Iterable[str]) -> None:
+    def go_on(self, results: Sequence[ToolOutput]) -> None:
         """Add the results of the calls; the model continues in the next round."""
-        self.rounds.append(CallRound(self.text, self.calls, tuple(results), self._reasoning[-1]))
+        texts, media = tuple(result.text for result in results), tuple(result.media for result in results)
+        self.rounds.append(CallRound(self.text, self.calls, texts, self._reasoning[-1], media if any(media) else ()))
         self.text, self.calls = "", ()
 
     def to_save(self, reason: str, *, has_text: bool, **facts: Any) -> Answer | None:
@@ -270,6 +280,6 @@ def answer_of(content: str, reasoning: str, facts: Mapping[str, Any], model: Mod
     sampling["logit_bias"] = [[token, float(bias)] for token, bias in sampling.get("logit_bias", ())]
     plain = {**facts, "content": content, "reasoning": reasoning, "sampling": sampling}
     answer = from_json(Answer, plain, newer=True)
-    if any(len(one.calls) != len(one.results) for one in answer.rounds):
+    if any(len(one.calls) != len(one.results) or len(one.media) not in (0, len(one.calls)) for one in answer.rounds):
         raise ValueError("a round has not one result for each call")
     return replace(answer, model=model) if model else answer

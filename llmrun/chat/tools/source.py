@@ -17,12 +17,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmrun.chat.store.turns import ToolOutput
 from llmrun.chat.tools import guard
 from llmrun.chat.tools.guard import LEAVE_SECONDS
 from llmrun.chat.tools.mcp_file import Server, read_servers
 from llmrun.config import config_file
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import Tool
 from llmrun.runner.launch import EngineHandle, launch
 from llmrun.system import PipeReader, user_path
@@ -31,6 +33,7 @@ _START_SECONDS = 120  # a server may be downloaded first
 _CANCEL_SECONDS = 2  # for a call to end
 _MAX_BYTES = 1 << 26  # of an answer
 _LOG_TAIL = 4096
+_MOST_LINES = 1000  # that are read at a look for changes
 
 STOPPED = "the user stopped it"
 
@@ -44,6 +47,13 @@ class CallResult(NamedTuple):
 
     text: str
     failed: bool = False
+    media: tuple[Media, ...] = ()  # images and audio in it
+
+    @property
+    def output(self) -> ToolOutput:
+        """The result as the model gets it."""
+        before = "Error: " if self.failed else ""
+        return ToolOutput(before + self.text, tuple(each._replace(at=each.at + len(before)) for each in self.media))
 
 
 class Offer(NamedTuple):
@@ -75,6 +85,7 @@ class ToolSource:
         self.is_of_file = is_of_file
         self.offers: tuple[Offer, ...] = ()
         self._received = bytearray()
+        self._changed: dict[str, Any] | None = None  # the last list of tools that nobody has taken yet
         self._is_cancelled = False
         self._start()
 
@@ -96,14 +107,31 @@ class ToolSource:
             answer = self._answer(self._listing, _START_SECONDS)
             if answer is None:
                 raise _ToolProcessExited(f"it is not ready after {_START_SECONDS} seconds")
-            self.offers = tuple(Offer(**offer) for offer in answer.get("offers", ()))
-            return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
+            return self._listed(answer)
         except _ToolProcessExited as error:
             why = "; ".join(filter(None, (str(error), self._last_log_line())))
             raise UsageError(f"there are no tools in {self.name}", why=why) from None
 
+    def changed_tools(self) -> list[Tool] | None:
+        """Return the tools if the server has changed them since they were listed last; does not wait."""
+        with suppress(_ToolProcessExited):  # the next call says why
+            for _ in range(_MOST_LINES if self._launched is not None else 0):
+                if (line := self._line(time.monotonic())) is None:
+                    break
+                self._taken(line, "")
+        changed, self._changed = self._changed, None
+        return None if changed is None else self._listed(changed)
+
+    def _listed(self, answer: dict[str, Any]) -> list[Tool]:
+        self.offers = tuple(Offer(**offer) for offer in answer.get("offers", ()))
+        return [Tool(tool["name"], tool["description"], json.dumps(tool["parameters"])) for tool in answer["tools"]]
+
     def call(self, name: str, arguments: dict[str, Any], seconds: float) -> CallResult:
-        """Call a tool, for at most `seconds`; cancel() ends it earlier."""
+        """Call a tool; cancel() ends it.
+
+        Args:
+            seconds: limit of the time until it ends, or since the server's last notice of its progress.
+        """
         self._is_cancelled = False
         try:
             if self._launched is None:
@@ -114,12 +142,13 @@ class ToolSource:
             if answer is None:
                 self._end_call(request)
                 return CallResult(f"it took longer than {seconds:g} seconds and was stopped", failed=True)
+            media = tuple(Media(**each) for each in answer.get("media", ()))
         except (_ToolProcessExited, UsageError) as error:
             self.close()
-            answer = {"error": str(error)}
+            answer, media = {"error": str(error)}, ()
         if "error" not in answer:
-            return CallResult(answer["result"])
-        return CallResult(STOPPED if self._is_cancelled else answer["error"], failed=True)
+            return CallResult(answer["result"], media=media)
+        return CallResult(STOPPED if self._is_cancelled else answer["error"], failed=True, media=media)
 
     def cancel(self) -> None:
         """Cancel the running call; the second time, kill its process. Safe in a signal handler."""
@@ -182,17 +211,37 @@ class ToolSource:
         return name
 
     def _answer(self, request: str, seconds: float) -> dict[str, Any] | None:
-        """Return the answer to a request, None after the deadline. Other output of the process is ignored."""
+        """Return the answer to a request, None after the deadline, which each notice of progress moves.
+
+        Other output of the process is ignored, but for another list of its tools.
+        """
         ends = time.monotonic() + seconds
         while (line := self._line(ends)) is not None:
-            try:
-                answer = load_json(line)
-            except ValueError:
-                raise _ToolProcessExited("its process sent garbage") from None
-            if isinstance(answer, dict) and answer.get("id") == request:
-                if "end" in answer:
-                    raise _ToolProcessExited(answer["end"])
+            answer = self._taken(line, request)
+            if answer is None:
+                continue
+            if "progress" not in answer:
                 return answer
+            ends = time.monotonic() + seconds
+        return None
+
+    def _taken(self, line: bytes, request: str) -> dict[str, Any] | None:
+        """Return what a line says to a request, None for another line; keep another list of tools.
+
+        Raises:
+            _ToolProcessExited: it is not of the protocol, or says that the process can't continue.
+        """
+        try:
+            answer = load_json(line)
+        except ValueError:
+            raise _ToolProcessExited("its process sent garbage") from None
+        if not isinstance(answer, dict) or answer.get("id") not in (request, self._listing):
+            return None
+        if "end" in answer:
+            raise _ToolProcessExited(answer["end"])
+        if answer["id"] == request:
+            return answer
+        self._changed = answer
         return None
 
     def _line(self, ends: float) -> bytes | None:

@@ -31,6 +31,7 @@ class Toolbox:
     def __init__(self, names: Iterable[str], seconds: float) -> None:
         self._seconds = seconds
         self._sources = [source for name in names for source in open_sources(name)]
+        self._tools: dict[ToolSource, list[Tool]] = {}  # as they are called there
         self._of: dict[str, tuple[ToolSource, str]] = {}  # a tool's name here -> its source, and its name there
         self._running: ToolSource | None = None
         self.failures: list[UsageError] = []
@@ -41,10 +42,32 @@ class Toolbox:
         Raises:
             UsageError: a source or a name can't be used, or two tools have the same name.
         """
-        listed = [(tool, source) for source in self._sources for tool in self._listed(source)]
+        self._tools = {source: self._listed(source) for source in self._sources}
         if self.failures and len(self.failures) == len(self._sources):
             raise self.failures[0]
+        return self._named()
+
+    def changed_tools(self) -> tuple[Tool, ...] | None:
+        """Return all tools if a server has changed its own since they were listed last; None otherwise.
+
+        A list that can't be used is left out. Must not be called while a call runs.
+        """
+        changed = {source: tools for source in self._sources if (tools := source.changed_tools()) is not None}
+        if not changed:
+            return None
+        before = self._tools, self._of
+        self._tools = {**self._tools, **changed}
+        try:
+            return self._named()
+        except UsageError:
+            self._tools, self._of = before
+            return None
+
+    def _named(self) -> tuple[Tool, ...]:
+        """Name the tools of all sources; return them. Raises UsageError as tools()."""
+        listed = [(tool, source) for source, tools in self._tools.items() for tool in tools]
         times = Counter(tool.name for tool, _ in listed)
+        self._of = {}
         tools = []
         for tool, source in listed:
             name = f"{source.name}_{tool.name}" if source.is_of_file and times[tool.name] > 1 else tool.name

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from llmrun.models.modelfile import Layer
+
 HUB_CACHE = "hub cache"
 LINK = "link"
 OLLAMA = "Ollama"
@@ -26,6 +28,12 @@ class InstalledModel:
     path: Path  # of the (first) file
     place: str = HUB_CACHE  # HUB_CACHE or LINK, which llmrun may change; OLLAMA or LM_STUDIO, which it may not
     modified: float = 0.0  # time of the last write, in seconds since 1970
+    layers: tuple[Layer, ...] = ()  # that Ollama has besides the weights
+
+    @property
+    def projector(self) -> Path | None:
+        """The projector in Ollama's store."""
+        return next((layer.path for layer in reversed(self.layers) if layer.kind == "projector"), None)
 
     @property
     def is_ours(self) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
+from llmrun.models.modelfile import Layer
 from llmrun.models.store.installed import LM_STUDIO, OLLAMA, InstalledModel, measure
 from llmrun.protocol.codec import load_json
 from llmrun.system import user_path
@@ -27,7 +28,7 @@ from llmrun.system import user_path
 PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO}
 """First part of a name -> the program."""
 
-_MODEL_LAYER = "application/vnd.ollama.image.model"
+_LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _QUANT = re.compile(r"[A-Za-z0-9_]{1,16}")
 _LIBRARY = "registry.ollama.ai"
@@ -118,16 +119,15 @@ def _manifests(folder: Path) -> Iterator[Path]:
 
 def _ollama_model(folder: Path, manifest: Path) -> InstalledModel | None:
     fields = _json(manifest)
-    layers = fields.get("layers")
-    layers = [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
-    digest = next((layer.get("digest") for layer in layers if layer.get("mediaType") == _MODEL_LAYER), None)
-    blob = _blob(folder, digest)
+    layers = _layers(folder, fields.get("layers"))
+    blob = next((layer.path for layer in layers if layer.kind == "model"), None)
     measured = measure([blob]) if blob else None
     if blob is None or measured is None:
         return None
     host, namespace, model, tag = manifest.parts[-4:]
     config = _blob(folder, fields["config"].get("digest") if isinstance(fields.get("config"), dict) else None)
-    stated = _json(config).get("file_type") if config else None
+    stated_in = _json(config) if config else {}
+    stated = stated_in.get("file_type")
     quant = stated.upper() if isinstance(stated, str) and _QUANT.fullmatch(stated) else ""
     prefix = "" if (host, namespace) == (_LIBRARY, "library") else f"{namespace}/"
     prefix = prefix if host == _LIBRARY else f"{host}/{prefix}"
@@ -141,7 +141,23 @@ def _ollama_model(folder: Path, manifest: Path) -> InstalledModel | None:
         path=blob,
         place=OLLAMA,
         modified=measured.modified,
+        layers=_besides_weights(layers, stated_in),
     )
+
+
+def _layers(folder: Path, stated: object) -> list[Layer]:
+    """Return the layers of a manifest that have a file's name."""
+    found = [layer for layer in stated if isinstance(layer, dict)] if isinstance(stated, list) else []
+    kinds = [(str(layer.get("mediaType")), _blob(folder, layer.get("digest"))) for layer in found]
+    return [Layer(kind.removeprefix(_LAYER), path) for kind, path in kinds if kind.startswith(_LAYER) and path]
+
+
+def _besides_weights(layers: list[Layer], config: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """Return the layers that make a difference; Ollama's own code writes prompts where the config names a renderer."""
+    left_out = {"model", "license"}
+    if config.get("renderer") or config.get("parser"):
+        left_out |= {"template", "prompt"}
+    return tuple(layer for layer in layers if layer.kind not in left_out)
 
 
 def _blob(folder: Path, digest: object) -> Path | None:

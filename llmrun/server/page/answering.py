@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.chat.store.turns import INTERRUPTED, MAX_ROUNDS, Answer, OpenAnswer, round_messages
+from llmrun.chat.store.turns import INTERRUPTED, MAX_ROUNDS, Answer, OpenAnswer, ToolOutput, round_messages
 from llmrun.chat.truncation import (
     SUMMARY_TOKENS,
     DoesNotFit,
@@ -289,7 +289,9 @@ class PageAnswers:
         """Let the model answer, run the tools that it calls, and let it go on, until it calls none."""
         while True:
             said = (*messages, *round_messages(turn.received.rounds))
-            request = turn.asked._replace(request=replace(turn.asked.request, messages=said, begins=turn.begins))
+            tools = self._tools.offered if turn.asked.request.tools else ()
+            asked = replace(turn.asked.request, messages=said, begins=turn.begins, tools=tools)
+            request = turn.asked._replace(request=asked)
             api = CompletionApi(
                 lambda body, request=request: request,  # type: ignore[misc]
                 lambda body, envelope: turn.writer,
@@ -311,11 +313,11 @@ class PageAnswers:
             turn.go_on(results)
         await stream.close()
 
-    async def _results(self, calls: tuple[ToolCall, ...], stream: _OneStream) -> list[str]:
+    async def _results(self, calls: tuple[ToolCall, ...], stream: _OneStream) -> list[ToolOutput]:
         results = []
         for call in calls:
             results.append(await self._tools.result(call))
-            await stream.add(sse_event({"id": call.id, "text": results[-1]}, "result"))
+            await stream.add(sse_event({"id": call.id, "text": results[-1].text}, "result"))
         return results
 
 
@@ -327,7 +329,7 @@ class _Turn:
         self.writer = PageWriter(self.begins)
         self.received = OpenAnswer()
 
-    def go_on(self, results: Iterable[str]) -> None:
+    def go_on(self, results: Sequence[ToolOutput]) -> None:
         """Begin the next round, with the results of the calls."""
         self.received.go_on(results)
         self.writer, self.begins = PageWriter(), ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Literal
 
+from llmrun.chat.store.turns import ToolOutput
 from llmrun.chat.tools.toolbox import REFUSED, Toolbox
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
@@ -23,7 +24,14 @@ class PageTools:
         self._toolbox, self._allowed = toolbox, {*allowed}
         self._decisions: dict[str, asyncio.Future[Decision]] = {}
         self._running = asyncio.Lock()  # a toolbox runs one call at a time
-        self.offered: tuple[Tool, ...] = toolbox.tools() if toolbox is not None else ()
+        self._offered: tuple[Tool, ...] = toolbox.tools() if toolbox is not None else ()
+
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that servers have now; those of the last look while a call runs."""
+        if self._toolbox is not None and not self._running.locked():
+            self._offered = self._toolbox.changed_tools() or self._offered
+        return self._offered
 
     def asks(self, call: ToolCall) -> bool:
         """Return whether a call needs a decision."""
@@ -36,8 +44,8 @@ class PageTools:
             raise UsageError("this call waits for no decision", hint="reload the page")
         waiting.set_result(decision)
 
-    async def result(self, call: ToolCall) -> str:
-        """Wait for the decision about a call, run it if it is allowed, and return the text for the model."""
+    async def result(self, call: ToolCall) -> ToolOutput:
+        """Wait for the decision about a call, run it if it is allowed, and return the result for the model."""
         assert self._toolbox is not None
         called = REFUSED
         if await self._may_run(call):
@@ -50,7 +58,7 @@ class PageTools:
                         self._toolbox.cancel()
                         await asyncio.wait((calling,), timeout=_CANCEL_SECONDS)
                     raise
-        return f"Error: {called.text}" if called.failed else called.text
+        return called.output
 
     async def _may_run(self, call: ToolCall) -> bool:
         if not self.asks(call):

@@ -16,6 +16,7 @@ from llmrun.ui.terminal.tables import Column, right, show_table
 
 if TYPE_CHECKING:
     from llmrun.chat.passages import Passage
+    from llmrun.chat.store.turns import ToolOutput
     from llmrun.chat.tools.source import Offer
 
 _CELLS = 16
@@ -81,9 +82,10 @@ def show_call(output: Output, call: ToolCall) -> None:
             output.note(f"      {line}", dim=False)
 
 
-def show_result(output: Output, text: str) -> None:
-    """Print the beginning of a call's result on stderr."""
-    line = " ".join(clean(text[: 4 * _MAX_RESULT]).split())
+def show_result(output: Output, result: ToolOutput) -> None:
+    """Print the beginning of a call's result on stderr, and what files are in it."""
+    files = " ".join(f"[{each.modality or 'file'}]" for each in result.media)
+    line = " ".join([*clean(result.text[: 4 * _MAX_RESULT]).split(), *([files] if files else [])])
     output.note(f"  → {line if len(line) <= _MAX_RESULT else line[: _MAX_RESULT - 1] + '…'}")
 
 

@@ -56,6 +56,7 @@ def show_model(output: Output, facts: Facts, *, stderr: bool = False) -> None:
         ("before queries", _quoted(facts, "query")),
         ("before documents", _quoted(facts, "document")),
         ("projector", _projector(facts)),
+        *_modelfile(facts.get("modelfile", {})),
         ("sampling advice", _listed(facts.get("recommended_sampling"))),
         ("other quants", _others(facts)),
         ("path", facts.get("path")),
@@ -114,6 +115,21 @@ def _projector(facts: Facts) -> str:
         return ""
     kinds = " and ".join(PLURALS[modality] for modality in found.get("modalities", ()))
     return f"{found['name']}, {_bytes(found['bytes'])}{f', for {kinds}' if kinds else ''}"
+
+
+def _modelfile(found: Facts) -> list[tuple[str, str]]:
+    """Return what Ollama's store has for a model, as rows."""
+    limits = {"ctx": found.get("n_ctx"), "max-tokens": found.get("max_tokens")}
+    parameters = {**found.get("sampling", {}), **{name: value for name, value in limits.items() if value}}
+    return [
+        ("stored adapter", ", ".join(found.get("adapters", ()))),
+        ("stored system prompt", found.get("system", "")),
+        ("stored template", "used" if found.get("template") else ""),
+        ("stored examples", " · ".join(f"{each['role']}: {each['content']}" for each in found.get("messages", ()))),
+        ("stored parameters", _listed(parameters)),
+        ("stored stop texts", " ".join(map(repr, found.get("stop", ())))),
+        ("not used", "; ".join(found.get("notes", ()))),
+    ]
 
 
 def _adapter(facts: Facts) -> str:

@@ -40,11 +40,16 @@ def show_installed(output: Output, models: Sequence[InstalledModel], ages: Mappi
             readable_size(model.size),
             model.quant,
             ago(ages[model.path]) if model.path in ages else "-",
-            model.place,
+            f"{model.place} ({added})" if (added := _added(model)) else model.place,
         )
         for model in models
     ]
     show_table(output, columns, rows)
+
+
+def _added(model: InstalledModel) -> str:
+    """Return what Ollama has for a model besides the weights, and its template, which most models have."""
+    return ", ".join(dict.fromkeys(layer.kind for layer in model.layers if layer.kind != "template"))
 
 
 def show_matches(output: Output, matches: Sequence[Match]) -> None:

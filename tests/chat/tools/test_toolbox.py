@@ -9,16 +9,19 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from support.installed import eventually, gone
 
+from llmrun.chat.store.turns import ToolOutput
 from llmrun.chat.tools import guard, source
-from llmrun.chat.tools.source import STOPPED, CallResult
+from llmrun.chat.tools.source import STOPPED, CallResult, ToolSource
 from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.errors import UsageError
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import ToolCall
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -238,6 +241,134 @@ def test_a_server(served: Toolbox) -> None:
     assert call(served, "add", a="x").failed
     assert call(served, "die").failed
     assert call(served, "add", a=3, b=4) == CallResult("7")
+
+
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+MODERN = f"""
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.types import (BlobResourceContents, CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent,
+                       TextResourceContents)
+
+server = MCPServer("test")
+PNG = {PNG!r}
+
+def text(text): return TextContent(type="text", text=text)
+
+@server.tool()
+def rows() -> CallToolResult:
+    return CallToolResult(content=[text("2 rows found, see structured content")], structured_content={{"rows": [1, 2]}})
+
+@server.tool()
+def twice() -> CallToolResult:
+    return CallToolResult(content=[text('{{\\n "rows": [1,2]}}')], structured_content={{"rows": [1, 2]}})
+
+@server.tool()
+def only() -> CallToolResult:
+    return CallToolResult(content=[], structured_content={{"rows": []}})
+
+@server.tool()
+def names() -> list[str]: return ["1", "b"]
+
+@server.tool()
+def nothing() -> list[str]: return []
+
+@server.tool()
+def looks() -> CallToolResult:
+    return CallToolResult(content=[
+        text("Before:"), ImageContent(type="image", data=PNG, mime_type="image/png"), text("After."),
+        EmbeddedResource(type="resource", resource=BlobResourceContents(uri="a://b", blob=PNG, mime_type="image/png")),
+        EmbeddedResource(type="resource", resource=TextResourceContents(uri="a://c", text="A text.")),
+        ImageContent(type="image", data="c3Zn", mime_type="image/svg+xml"),
+    ])
+
+@server.tool()
+def blind() -> CallToolResult:
+    return CallToolResult(content=[ImageContent(type="image", data=PNG, mime_type="image/png")], is_error=True)
+
+@server.tool()
+async def slow(ctx: Context) -> str:
+    for step in range(8):
+        await ctx.report_progress(step, 8, "on it")
+    return "done"
+
+@server.tool()
+async def grow(ctx: Context) -> str:
+    def grown() -> str: return "I am new."
+    server.add_tool(grown)
+    server.remove_tool("names")
+    await ctx.session.send_tool_list_changed()
+    await ctx.notify_tools_changed()
+    return "grown"
+
+server.run()
+"""
+
+
+@pytest.fixture
+def modern(folder: Path) -> Iterator[Toolbox]:
+    (folder / "modern.py").write_text(MODERN)
+    with made(f"mcp:{sys.executable} modern.py") as toolbox:
+        yield toolbox
+
+
+def test_structured_content_stands_beside_text_that_does_not_say_it(modern: Toolbox) -> None:
+    assert call(modern, "rows").text == '2 rows found, see structured content\n{"rows": [1, 2]}'
+    assert call(modern, "twice").text == '{\n "rows": [1,2]}'
+    assert call(modern, "only").text == '{"rows": []}'
+    assert call(modern, "names").text == "1\nb"
+    assert call(modern, "nothing").text == '{"result": []}'
+
+
+def test_images_of_a_result_are_media_at_their_places(modern: Toolbox) -> None:
+    found = call(modern, "looks")
+    assert [(media.data, media.at) for media in found.media] == [
+        (PNG, len("Before:\n")),
+        (PNG, len("Before:\nAfter.\n")),
+    ]
+    assert found.text.startswith("Before:\nAfter.\nA text.\n")
+    assert '"image/svg+xml"' in found.text, "what the engine can't decode is named"
+    assert PNG not in found.text
+    failed = call(modern, "blind")
+    assert failed.output == ToolOutput("Error: ", (Media(PNG, at=len("Error: ")),))
+
+
+def test_progress_is_no_answer(modern: Toolbox) -> None:
+    assert call(modern, "slow") == CallResult("done")
+
+
+def test_progress_begins_the_time_limit_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    lines = [b'{"id": "call", "progress": 1}'] * 4 + [b'{"id": "call", "result": "done"}']
+
+    class Slow(ToolSource):
+        """A process that says something every three seconds."""
+
+        def __init__(self) -> None:
+            self._listing = "list"
+
+        def _line(self, ends: float) -> bytes | None:
+            if now[0] + 3 > ends:
+                return None
+            now[0] += 3
+            return lines.pop(0)
+
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert Slow()._answer("call", 4.0) == {"id": "call", "result": "done"}
+    assert now == [15.0]
+    lines = [b'{"id": "call", "progress": 1}', b'{"id": "call", "result": "too late"}']
+    assert Slow()._answer("call", 2.0) is None
+
+
+def test_tools_that_a_server_adds_and_removes(modern: Toolbox) -> None:
+    assert modern.changed_tools() is None
+    assert call(modern, "grown").failed
+    assert call(modern, "grow") == CallResult("grown")
+    changed = eventually(modern.changed_tools, LONG)
+    assert "grown" in (names := [tool.name for tool in changed])
+    assert "names" not in names
+    assert call(modern, "grown") == CallResult("I am new.")
+    assert call(modern, "names") == CallResult("there is no tool names", failed=True)
+    assert call(modern, "rows").text
 
 
 @pytest.mark.parametrize(("name", "tool"), [("mine.py", "hang"), ("mcp:PYTHON server.py", "wait")])

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
-from support.model_disk import lonely_home, put_lm_studio, put_ollama, tree
+from support.model_disk import lonely_home, put_lm_studio, put_ollama, settings, tree
 
 from llmrun.errors import ModelNotFoundError
+from llmrun.models.location import find_projector, locate
+from llmrun.models.modelfile import NO_MODELFILE, Modelfile
 from llmrun.models.registry import resolve
 from llmrun.models.store import other_programs
+from llmrun.protocol.messages import Message
 
 
 @pytest.fixture
@@ -68,6 +71,68 @@ def test_names_of_ollama(ollama: Path, typed: str, meant: str) -> None:
     put_ollama(ollama, "maker/tiny-GGUF:Q4_K_M", b"GGUF 9", host="hf.co")
     assert other_programs.find(typed).name == meant
     assert resolve(typed).path == other_programs.find(typed).path
+
+
+def test_what_ollama_has_besides_the_weights(ollama: Path) -> None:
+    put_ollama(ollama, "library/plain:latest")
+    weights = put_ollama(
+        ollama, "library/tuned:latest",
+        adapter=b"GGUF adapter", projector=b"GGUF projector", system=b"Be a pirate.", template=b"U: {{ .Prompt }}\nA: ",
+        params=b'{"stop": ["U:"], "temperature": 0.5, "top_k": "7", "num_ctx": 2048, "num_gpu": 3, "top_p": 9}',
+        messages=b'[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Arr"}]',
+    )  # fmt: skip
+    assert resolve("ollama/plain").modelfile == NO_MODELFILE
+    spec = resolve("ollama/tuned")
+    found = spec.modelfile
+    assert spec.path == weights
+    assert [path.read_bytes() for path in found.adapters] == [b"GGUF adapter"]
+    assert found.projector is not None
+    assert found.projector.read_bytes() == b"GGUF projector"
+    assert find_projector(weights, stored=found.projector) == found.projector
+    assert (found.system, found.stop, found.n_ctx) == ("Be a pirate.", ("U:",), 2048)
+    assert found.sampling == {"temperature": 0.5, "top_k": 7}
+    assert found.messages == (Message("user", "Hi"), Message("assistant", "Arr"))
+    assert "U: " in found.template
+    invalid, unknown = found.notes
+    assert "PARAMETER top_p is left out: invalid PARAMETER top_p 9" in invalid
+    assert unknown == "PARAMETER num_gpu is left out: llmrun has no such setting"
+
+
+def test_where_ollama_writes_prompts_in_code_its_template_means_nothing(ollama: Path) -> None:
+    for name, config in (("rendered", {"renderer": "gemma4"}), ("parsed", {"parser": "gemma4"}), ("own", {})):
+        put_ollama(ollama, f"library/{name}:latest", config=config, template=b"{{ .Prompt }}")
+    assert [bool(resolve(f"ollama/{name}").modelfile.template) for name in ("rendered", "parsed", "own")] == [0, 0, 1]
+
+
+def test_a_projector_that_ollama_fetched_from_the_hub_belongs_to_the_repository(ollama: Path, tmp_path: Path) -> None:
+    put_ollama(ollama, "maker/tiny-GGUF:Q4_K_M", host="hf.co", projector=b"GGUF projector", system=b"Be a pirate.")
+    found = locate("maker/tiny-GGUF:Q4_K_M", settings(tmp_path / "hub")).spec.modelfile
+    assert found.projector is not None
+    assert found == Modelfile(projector=found.projector), "the system prompt is that of Ollama's name"
+
+
+@pytest.mark.parametrize(
+    ("layers", "note"),
+    [
+        ({"template": b"{{ range .Messages }}{{ .Content }}{{ end }}"}, "TEMPLATE is left out: the chat template of"),
+        ({"system": b"\xff"}, "the system of Ollama's store can't be read"),
+        ({"embed": b"x"}, "Ollama's layer 'embed' is not used"),
+        ({"draft": b"GGUF"}, "Ollama's draft model is not used: --draft "),
+        ({"params": b'{"temperature": true}'}, "PARAMETER temperature is left out"),
+        ({"params": b'{"stop": [""]}'}, "PARAMETER stop is left out"),
+        ({"params": b'{"num_ctx": 1e99}'}, "PARAMETER num_ctx is left out"),
+    ],
+)
+def test_what_is_not_used_is_named(ollama: Path, layers: dict[str, bytes], note: str) -> None:
+    put_ollama(ollama, "library/odd:latest", **layers)
+    (found,) = resolve("ollama/odd").modelfile.notes
+    assert note in found
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"7", b"{}", b"[7]", b'[{"role": 7, "content": "x"}]', b"[" * 100_000])
+def test_broken_layers_are_no_settings(ollama: Path, data: bytes) -> None:
+    put_ollama(ollama, "library/odd:latest", params=data, messages=data)
+    assert resolve("ollama/odd").modelfile == NO_MODELFILE
 
 
 def test_a_model_that_is_not_there_is_explained(ollama: Path) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from llmrun.chat.store.turns import ToolOutput
+from llmrun.protocol.media import Media
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.chat import show_call, show_result, show_tools
@@ -49,8 +51,10 @@ def test_arguments_that_are_not_an_object_are_shown_as_they_are(arguments: str) 
 
 
 def test_a_result_is_a_line_without_controls() -> None:
-    line = shown(lambda output: show_result(output, "a\x1b[31m\n" + "b" * 500))
+    line = shown(lambda output: show_result(output, ToolOutput("a\x1b[31m\n" + "b" * 500)))
     assert line == f"  → a {'b' * 157}…\n"
+    image = Media("iVBORw0KGgoAAAAN")
+    assert shown(lambda output: show_result(output, ToolOutput("Seen:", (image, image)))) == "  → Seen: [image] [image]\n"
 
 
 def test_tools_are_a_line_each() -> None:
