@@ -220,6 +220,7 @@ class ResponseStreams:
 
     Attributes:
         rewritten: of the conversation, for the first time with this chat template.
+        sent: the last request that an engine was sent.
     """
 
     def __init__(
@@ -235,6 +236,7 @@ class ResponseStreams:
         self._choices = [_Choice(metrics.request(pooled.name, arrived)) for _ in range(completion.n_choices)]
         self._arrived = arrived
         self.rewritten: tuple[Rewriting, ...] = ()
+        self.sent = completion.request
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _prompt(self, index: int) -> str:
@@ -262,7 +264,7 @@ class ResponseStreams:
             if self._pool.crashes:
                 self._pool.crashes.check(self._prompt(index))
             connection = await self._pool.ready(self._pooled)
-            request = self._request(index)
+            self.sent = request = self._request(index)
         except LlmrunError as error:
             self._put(index, error)
             return
@@ -451,6 +453,7 @@ class HttpExchange:
                     continue
                 if isinstance(event, Started):
                     if choice == 0:
+                        writer.request = answers.sent
                         self._name_ignored(event.left_out)
                     chunk += await self._start_stream(writer)
                 chunk += writer.feed(choice, event)

@@ -14,8 +14,8 @@ from support.event_streams import calls, fed, named_events, replaying, streamed
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Event, Message, Stats, TokenLogprob, Tool, ToolCall
-from llmrun.protocol.params import Limits
+from llmrun.protocol.messages import AnswerRequest, Event, Message, Stats, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.server.answer import Envelope
 from llmrun.server.protocols.openai_responses import read, writer
 
@@ -331,16 +331,70 @@ def test_calls_have_the_names_of_the_client() -> None:
     assert done["input"] == "*** Begin\n"
 
 
-def test_a_response_has_all_required_fields_and_counts_reasoning() -> None:
+def test_reasoning_is_counted() -> None:
     made = writer(HELLO, ENVELOPE)
     made.feed(0, answers.reasoning("Hm.", tokens=4))
     made.feed(0, answers.finished("stop", STATS))
-    whole = made.whole()
-    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
-    assert [whole[name] for name in ("instructions", "metadata", "temperature", "top_p")] == [None] * 4
-    assert writer({**HELLO, "top_p": 0.5}, ENVELOPE).whole()["top_p"] == 0.5
+    assert made.whole()["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
     with pytest.raises(UsageError, match="max_output_tokens 0"):
         read({**HELLO, "max_output_tokens": 0})
+
+
+_NULL, _NUMBER = type(None), (int, float)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str, "object": str, "created_at": int, "completed_at": (int, _NULL), "status": str, "model": str,
+    "incomplete_details": (dict, _NULL), "previous_response_id": (str, _NULL), "instructions": (str, _NULL),
+    "output": list, "error": (dict, _NULL), "tools": list, "tool_choice": (str, dict), "truncation": str,
+    "parallel_tool_calls": bool, "text": dict, "top_p": _NUMBER, "presence_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER, "top_logprobs": int, "temperature": _NUMBER, "reasoning": dict,
+    "usage": (dict, _NULL), "max_output_tokens": (int, _NULL), "max_tool_calls": (int, _NULL), "store": bool,
+    "background": bool, "service_tier": str, "metadata": dict, "safety_identifier": (str, _NULL),
+    "prompt_cache_key": (str, _NULL),
+}  # fmt: skip
+"""Fields that every response has, as OpenResponses requires."""
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "cancelled", "failed"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        dict.fromkeys(_TYPES),
+        {"metadata": None, "prompt_cache_key": 5, "safety_identifier": [], "truncation": "auto", "max_tool_calls": 2},
+        {"text": {"format": "json"}, "tools": [{"type": "function", "name": "now"}], "service_tier": "flex"},
+        {"text": {"format": {"type": None}}, "tool_choice": {"type": "web_search"}, "reasoning": {"summary": "auto"}},
+    ],
+)
+def test_a_response_has_all_fields_that_openresponses_requires(asked: dict[str, Any], reason: str) -> None:
+    made = writer({**HELLO, **asked}, ENVELOPE)
+    events = (answers.started(30, 10), answers.reasoning("Hm."), answers.text("Hi"))
+    data = made.begin() + b"".join(made.feed(0, event) for event in events)
+    if reason == "failed":
+        data += made.error(ContextOverflowError("the prompt has 9 tokens"))
+    else:
+        data += made.feed(0, answers.finished(reason, STATS)) + made.end()
+    found = [event["response"] for event in named_events(data) if "response" in event]
+    assert len(found) == 3
+    for response in found:
+        wrong = [name for name, kind in _TYPES.items() if not isinstance(response.get(name, ...), kind)]
+        assert not wrong
+        assert response["text"]["format"]["type"] in ("text", "json_object")
+        assert response["tool_choice"] == "auto"
+        assert set(response["reasoning"]) == {"effort", "summary"}
+        assert all({"name", "description", "parameters", "strict"} <= set(tool) for tool in response["tools"])
+        assert (response["truncation"], response["service_tier"]) == ("disabled", "default")
+    last = found[-1]
+    status = {"stop": "completed", "length": "incomplete"}.get(reason, reason)
+    assert (last["status"], last["completed_at"] is not None) == (status, reason == "stop")
+
+
+def test_settings_are_those_that_the_engine_gets() -> None:
+    made = writer({**HELLO, "top_p": 0.5}, ENVELOPE)
+    assert (made.whole()["temperature"], made.whole()["top_p"]) == (0.8, 0.5)
+    made.request = AnswerRequest(sampling=SamplingParams(temperature=0.25), limits=Limits(7), reasoning_effort="low")
+    whole = made.whole()
+    assert [whole[name] for name in ("temperature", "max_output_tokens")] == [0.25, 7]
+    assert whole["reasoning"] == {"effort": "low", "summary": None}
 
 
 def test_encrypted_reasoning_comes_back_as_it_was() -> None:
@@ -355,7 +409,8 @@ def test_encrypted_reasoning_comes_back_as_it_was() -> None:
 def test_what_was_asked_is_echoed() -> None:
     asked = {
         "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 9, "metadata": {"a": "b"}, "tools": [TOOL],
-        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "weather"},
+        "reasoning": {"effort": "low", "summary": None}, "tool_choice": {"type": "function", "name": "weather"},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True, "description": ""}},
     }  # fmt: skip
     whole = writer({**HELLO, **asked}, ENVELOPE).whole()
     assert {name: whole[name] for name in asked} == asked
