@@ -19,7 +19,14 @@ from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from llmrun.errors import ContextOverflowError, EngineCrashedError, LlmrunError, UsageError, as_llmrun_error
+from llmrun.errors import (
+    CancelledError,
+    ContextOverflowError,
+    EngineCrashedError,
+    LlmrunError,
+    UsageError,
+    as_llmrun_error,
+)
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
 from llmrun.protocol.messages import (
@@ -82,7 +89,10 @@ class CompletionApi(NamedTuple):
     error_body: ErrorBody
     id_prefix: str
     streams_overflow: bool = False  # a prompt that is too long ends a stream with an error, instead of an HTTP status
-    is_stored: bool = False  # in ServerState.responses
+    expands: bool = False  # bodies may refer to what is kept in ServerState.responses
+    kept: Callable[[Mapping[str, Any]], list[Any] | None] = lambda body: (
+        None
+    )  # what to keep beside the answer, if it is
 
 
 _Item = tuple[int, AnswerEvent] | Exception | None
@@ -323,6 +333,14 @@ class ResponseStreams:
             raise crash
         self._spawn(index)
 
+    def stop(self) -> None:
+        """Let the engine end all unfinished answers, with the reason "cancelled"."""
+        for index, choice in enumerate(self._choices):
+            if choice.connection is None:
+                self._put(index, CancelledError("the client cancelled it"))
+            elif not choice.is_finished:
+                choice.connection.cancel(choice.request)
+
     def cancel(self) -> None:
         """Cancel all unfinished answers; their events are no longer delivered to a client."""
         for task in self._tasks:
@@ -382,7 +400,7 @@ class HttpExchange:
 
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
-        if self._api.is_stored:
+        if self._api.expands:
             body = self._responses.expanded(self._owner, body)
         completion = self._api.read(body).owned_by(self._owner)
         model = self._pool.true_name(completion.model)
@@ -408,13 +426,14 @@ class HttpExchange:
         )
         clock = asyncio.ensure_future(self._watch_sending())
         try:
-            for _ in range(_GATHER_TURNS):
-                await asyncio.sleep(0)
-            answers.start()
-            while not answers.is_done:
-                await self._forward(answers, writer)
-            if self._api.is_stored:
-                self._responses.add(self._owner, body, writer.whole())
+            with self._responses.writing(self._owner, answer_id, answers.stop, writer.whole):
+                for _ in range(_GATHER_TURNS):
+                    await asyncio.sleep(0)
+                answers.start()
+                while not answers.is_done:
+                    await self._forward(answers, writer)
+                if (items := self._api.kept(body)) is not None:
+                    self._responses.add(self._owner, items, writer.whole())
             await self._send_end(writer)
         finally:
             answers.cancel()

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmrun.chat.truncation import WORDS_PER_TOKEN, summary_request
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, ToolCall
-from llmrun.protocol.params import SamplingParams
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.fields import Fields, as_json
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.options import (
+    compacted,
     completion_request,
     prefilled,
     read_grammar_fields,
@@ -23,6 +25,7 @@ from llmrun.server.protocols.options import (
     read_openrouter_reasoning,
     read_sampling,
 )
+from llmrun.server.protocols.stored_responses import kept_items
 from llmrun.server.protocols.tools import (
     TEXT_ARGUMENT,
     ClientTool,
@@ -34,13 +37,15 @@ from llmrun.server.protocols.tools import (
     tool_call,
 )
 
-__all__ = ["error_body", "read", "writer"]
+__all__ = ["CompactionWriter", "error_body", "read", "read_compaction", "writer"]
 
 _ROLES = {"developer": "system"}
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _KINDS = frozenset({"function", "custom"})
-_KEPT = "llmrun:"  # before the reasoning in a field that others encrypt
+_COMPACTION = "compaction"
+_KEPT = "llmrun:"  # before the reasoning, or the summary, in a field that others encrypt
+_SUMMARY_TOKENS = 1024  # of a compaction: longer than in a chat, since agents go on from it
 _ECHOED = ("instructions", "previous_response_id", "prompt_cache_key", "safety_identifier")
 """Texts of a request that its response repeats, null if they are missing."""
 _SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -85,6 +90,25 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     return completion_request(fields, request)
 
 
+def read_compaction(body: Mapping[str, Any]) -> CompletionRequest:
+    """Return the request for the summary of a conversation: the conversation as it was, and then the question.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    fields = Fields(body)
+    fields.needed_text("model")
+    request = AnswerRequest(
+        tuple(summary_request(_messages(fields), int(_SUMMARY_TOKENS * WORDS_PER_TOKEN))),
+        limits=Limits(_SUMMARY_TOKENS),
+        thinking=False,
+        stops_repeats=True,
+        salt=fields.text("cache_salt") or "",
+    )
+    fields.text("previous_response_id")  # see ResponseStore
+    return completion_request(fields, request)._replace(stream=False)
+
+
 def _messages(fields: Fields) -> tuple[Message, ...]:
     """Return the conversation; everything before the first message of another role is joined to one system prompt."""
     messages = [Message("system", fields.text("instructions") or "")]
@@ -125,6 +149,8 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
     elif kind == "reasoning":
         if reasoning := _reasoning(item):
             messages.append(Message("assistant", "", reasoning=reasoning))
+    elif kind == _COMPACTION and (item.text("encrypted_content") or "").startswith(_KEPT):
+        messages.append(compacted(item.needed_text("encrypted_content").removeprefix(_KEPT)))
     else:
         item.ignore_all()
 
@@ -342,6 +368,53 @@ class ResponseWriter(AnswerWriter):
 
 
 writer = ResponseWriter
+
+
+class CompactionWriter(AnswerWriter):
+    """Writes what stands for a conversation from now on: the messages of the user, and a summary as one item.
+
+    It is never streamed.
+    """
+
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
+        super().__init__()
+        self._envelope = envelope
+        items = enumerate(kept_items({**body, "store": True}) or ())
+        self._said = [_user_item(f"msg_{number}_{envelope.id}", item) for number, item in items if _is_said(item)]
+
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: LlmrunError) -> bytes:
+        return b""
+
+    def whole(self) -> dict[str, Any]:
+        (answer,) = self.answers
+        summary = _KEPT + answer.text.strip()
+        item = {"id": f"cmp_{self._envelope.id}", "type": _COMPACTION, "encrypted_content": summary}
+        return {
+            "id": self._envelope.id,
+            "object": "response.compaction",
+            "created_at": self._envelope.created,
+            "output": [*self._said, item],
+            "usage": _usage(answer),
+        }
+
+
+def _is_said(item: Mapping[str, Any]) -> bool:
+    """Return whether an item of the input is a message of the user."""
+    return (item.get("type") or "message") == "message" and item.get("role") == "user"
+
+
+def _user_item(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message of the user in the form of an output."""
+    content = item.get("content") or []
+    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    described = [{"detail": "auto", **part} if part["type"] == "input_image" else part for part in parts]
+    return {**item, "id": item.get("id") or name, "type": "message", "status": "completed", "content": described}
 
 
 def _text_format(fields: Fields) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from llmrun.grammar import Grammar
 from llmrun.protocol.messages import AnswerRequest, Event, Message, Stats, TokenLogprob, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.server.answer import Envelope
-from llmrun.server.protocols.openai_responses import read, writer
+from llmrun.server.protocols.openai_responses import CompactionWriter, read, read_compaction, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -415,3 +415,52 @@ def test_what_was_asked_is_echoed() -> None:
     whole = writer({**HELLO, **asked}, ENVELOPE).whole()
     assert {name: whole[name] for name in asked} == asked
     Response.model_validate(whole)
+
+
+# ---- compaction
+
+_TALK: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "We launch on Tuesday."},
+    {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "Monday"},
+    {"id": "msg_7", "role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]},
+    {"role": "assistant", "content": "Understood."},
+]
+
+
+def test_a_conversation_is_compacted() -> None:
+    asked = {"model": "m", "input": [*_TALK[:4], *_TALK[5:]], "instructions": "You plan."}
+    request = read_compaction(asked).request
+    assert request.messages[0] == Message("system", "You plan.\n\nBe brief.")
+    assert [message.role for message in request.messages[1:]] == ["user", "assistant", "tool", "assistant", "user"]
+    assert "Summarize our conversation" in request.messages[-1].content
+    assert (request.begins, request.thinking) == ("", False)
+    with pytest.raises(UsageError, match="model is missing"):
+        read_compaction({"input": _TALK})
+
+
+def test_a_compaction_keeps_what_the_user_said_and_is_read_again() -> None:
+    made = fed(
+        CompactionWriter({"input": _TALK}, ENVELOPE),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text(" Launch: Tuesday."),
+        answers.finished("stop", STATS),
+    )
+    whole = made.whole()
+    assert (whole["object"], whole["id"], whole["usage"]["total_tokens"]) == ("response.compaction", "resp_1", 37)
+    first, second, summary = whole["output"]
+    assert (first["role"], first["content"]) == ("user", [{"type": "input_text", "text": "We launch on Tuesday."}])
+    assert (second["id"], second["content"][0]["detail"]) == ("msg_7", "auto")
+    assert all({"id", "type", "role", "status", "content"} <= set(item) for item in (first, second))
+    assert set(summary) == {"id", "type", "encrypted_content"}
+    going_on = read({"model": "m", "input": [first, summary, {"role": "user", "content": "When?"}]}).request.messages
+    assert [message.role for message in going_on] == ["user"] * 3
+    assert "Launch: Tuesday." in going_on[1].content
+
+
+def test_a_compaction_of_another_server_is_named_as_ignored() -> None:
+    items = [{"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"}, {"role": "user", "content": "When?"}]
+    asked = read({"model": "m", "input": items})
+    assert (len(asked.request.messages), asked.ignored) == (1, ("input[0].type=compaction",))
