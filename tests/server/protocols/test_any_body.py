@@ -112,6 +112,12 @@ SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required
 WRAPPED = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
 FORMATS: tuple[dict[str, Any], ...] = (
     {"response_format": WRAPPED},
+    {"response_format": SCHEMA},
+    {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    {"response_format": {"type": "json_object", "json_schema": SCHEMA}},
+    {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    {"response_format": {"json_schema": {"schema": SCHEMA}}},
+    {"format": {"type": "json_object", "json_schema": SCHEMA}},
     {"text": {"format": {"type": "json_schema", "name": "f", "schema": SCHEMA}}},
     {"format": SCHEMA},
     {"format": WRAPPED},
