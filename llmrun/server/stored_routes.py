@@ -11,10 +11,10 @@ from starlette.routing import Route
 from llmrun.errors import UsageError
 from llmrun.server.http import read_json
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.stored_responses import CHAT, ResponseStore, StoredResponse
+from llmrun.server.protocols.stored_responses import CHAT, ResponseStore, StoredResponse, listed_items
 
 _CHATS = "/v1/chat/completions"
-_PAGE, _MOST = 20, 100  # entries of a list
+_MOST = 100  # entries of a list that a client may ask for
 
 
 class StoredRoutes:
@@ -49,7 +49,8 @@ class StoredRoutes:
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def _items(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": self._responses.get(*_key(request)).input, "has_more": False})
+        owner, name = _key(request)
+        return JSONResponse(_page(request, listed_items(name, self._responses.get(owner, name).input)))
 
     async def _cancel(self, request: Request) -> Response:
         return JSONResponse(await self._responses.cancel(*_key(request)))
@@ -90,9 +91,8 @@ class StoredRoutes:
     async def _messages(self, request: Request) -> Response:
         stored = self._chat(request)
         name = stored.response["id"]
-        return JSONResponse(
-            _page(request, [{**message, "id": f"{name}-{number}"} for number, message in enumerate(stored.input)])
-        )
+        messages = [{**message, "id": f"{name}-{number}"} for number, message in enumerate(stored.input)]
+        return JSONResponse(_page(request, messages))
 
 
 def _key(request: Request) -> tuple[str, str]:
@@ -101,19 +101,19 @@ def _key(request: Request) -> tuple[str, str]:
 
 
 def _page(request: Request, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a part of a list, the oldest first unless ?order=desc.
+    """Return a list, or the part of it that ?limit= and ?after= say, the oldest first unless ?order=desc.
 
     Raises:
         UsageError: the limit is invalid.
     """
     query = request.query_params
-    limit = query.get("limit", str(_PAGE))
-    if not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
+    limit = query.get("limit")
+    if limit is not None and not (limit.isascii() and limit.isdecimal() and 1 <= int(limit[:9]) <= _MOST):
         raise UsageError(f"invalid limit {limit[:80]!r}", why=f"must be a number from 1 to {_MOST}")
     if query.get("order") == "desc":
         found = found[::-1]
     names = [each["id"] for each in found]
     start = names.index(query["after"]) + 1 if query.get("after") in names else 0
-    part = found[start : start + int(limit)]
+    part = found[start : start + int(limit)] if limit is not None else found[start:]
     ends = {"first_id": part[0]["id"], "last_id": part[-1]["id"]} if part else {"first_id": None, "last_id": None}
     return {"object": "list", "data": part, **ends, "has_more": start + len(part) < len(found)}

@@ -25,7 +25,7 @@ from llmrun.server.protocols.options import (
     read_openrouter_reasoning,
     read_sampling,
 )
-from llmrun.server.protocols.stored_responses import kept_items
+from llmrun.server.protocols.stored_responses import kept_items, listed_items
 from llmrun.server.protocols.tools import (
     TEXT_ARGUMENT,
     ClientTool,
@@ -379,8 +379,8 @@ class CompactionWriter(AnswerWriter):
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__()
         self._envelope = envelope
-        items = enumerate(kept_items({**body, "store": True}) or ())
-        self._said = [_user_item(f"msg_{number}_{envelope.id}", item) for number, item in items if _is_said(item)]
+        items = listed_items(envelope.id, kept_items({**body, "store": True}) or ())
+        self._said = [item for item in items if item["type"] == "message" and item["role"] == "user"]
 
     def part(self, choice: int, part: AnswerPart) -> bytes:
         return b""
@@ -402,19 +402,6 @@ class CompactionWriter(AnswerWriter):
             "output": [*self._said, item],
             "usage": _usage(answer),
         }
-
-
-def _is_said(item: Mapping[str, Any]) -> bool:
-    """Return whether an item of the input is a message of the user."""
-    return (item.get("type") or "message") == "message" and item.get("role") == "user"
-
-
-def _user_item(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message of the user in the form of an output."""
-    content = item.get("content") or []
-    parts = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    described = [{"detail": "auto", **part} if part["type"] == "input_image" else part for part in parts]
-    return {**item, "id": item.get("id") or name, "type": "message", "status": "completed", "content": described}
 
 
 def _text_format(fields: Fields) -> dict[str, Any]:

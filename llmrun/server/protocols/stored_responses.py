@@ -10,7 +10,7 @@ import asyncio
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,8 @@ from llmrun.server.protocols.fields import Fields
 
 RESPONSE, CHAT = "response", "chat.completion"
 """Kinds of what is kept."""
+_PART: Mapping[str, dict[str, Any]] = {"input_image": {"detail": "auto"}, "output_text": {"annotations": []}}
+"""Type of a part of a message -> fields that it has where it is listed."""
 _MOST_BYTES = 64 << 20
 _MOST_RESPONSES = 1000
 
@@ -138,6 +140,25 @@ class ResponseStore:
 def kept_items(body: Mapping[str, Any]) -> list[Any] | None:
     """Return the items of an expanded body of a response, to be kept; None if the client does not want that."""
     return None if body.get("store") is False else _items(body)
+
+
+def listed_items(name: str, items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return items as they are listed: each with an id and a type, a message with its content in parts.
+
+    Args:
+        name: of their response.
+    """
+    return [_listed_item(f"item_{number}_{name}", item) for number, item in enumerate(items)]
+
+
+def _listed_item(name: str, item: Mapping[str, Any]) -> dict[str, Any]:
+    listed = {**item, "id": item.get("id") or name, "type": item.get("type") or "message"}
+    if listed["type"] != "message":
+        return listed
+    content = item.get("content") or []
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    parts = [{"type": kind, "text": content}] if isinstance(content, str) else content
+    return {**listed, "status": "completed", "content": [{**_PART.get(part["type"], {}), **part} for part in parts]}
 
 
 def kept_messages(body: Mapping[str, Any]) -> list[Any] | None:

@@ -85,7 +85,9 @@ def test_a_kept_response_is_read_continued_and_deleted(server: LiveServer) -> No
     first = server.post("/v1/responses", {"input": "Hello"}).json
     path = f"/v1/responses/{first['id']}"
     assert server.get(path).json == first
-    assert server.get(f"{path}/input_items").json["data"][0]["content"] == "Hello"
+    listed = server.get(f"{path}/input_items").json
+    assert listed["data"][0]["content"] == [{"type": "input_text", "text": "Hello"}]
+    assert listed["first_id"] == listed["last_id"] == listed["data"][0]["id"]
     second = server.post("/v1/responses", {"input": "And?", "previous_response_id": first["id"], "stream": True})
     assert second.events[-1]["response"]["previous_response_id"] == first["id"]
     assert len(server.get(f"/v1/responses/{second.events[-1]['response']['id']}/input_items").json["data"]) == 3
