@@ -211,7 +211,7 @@ class ResponseWriter(AnswerWriter):
         self._echoed = {
             **{name: data[name] if isinstance(data.get(name), str) else None for name in _ECHOED},
             **({"user": data["user"]} if "user" in data else {}),
-            "metadata": data.get("metadata") or {},
+            "metadata": data["metadata"] if isinstance(data.get("metadata"), Mapping) else {},
             "store": fields.flag("store") is not False,
             "parallel_tool_calls": fields.flag("parallel_tool_calls") is not False,
             "text": {"format": _text_format(fields)},

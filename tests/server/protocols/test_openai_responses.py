@@ -360,7 +360,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     [
         {},
         dict.fromkeys(_TYPES),
-        {"metadata": None, "prompt_cache_key": 5, "safety_identifier": [], "truncation": "auto", "max_tool_calls": 2},
+        {"metadata": "x", "prompt_cache_key": 5, "safety_identifier": [], "truncation": "auto", "max_tool_calls": 2},
         {"text": {"format": "json"}, "tools": [{"type": "function", "name": "now"}], "service_tier": "flex"},
         {"text": {"format": {"type": None}}, "tool_choice": {"type": "web_search"}, "reasoning": {"summary": "auto"}},
     ],
