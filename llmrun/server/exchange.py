@@ -90,9 +90,7 @@ class CompletionApi(NamedTuple):
     id_prefix: str
     streams_overflow: bool = False  # a prompt that is too long ends a stream with an error, instead of an HTTP status
     expands: bool = False  # bodies may refer to what is kept in ServerState.responses
-    kept: Callable[[Mapping[str, Any]], list[Any] | None] = lambda body: (
-        None
-    )  # what to keep beside the answer, if it is
+    kept: Callable[[Mapping[str, Any]], list[Any] | None] | None = None  # what to keep of a body beside its answer
 
 
 _Item = tuple[int, AnswerEvent] | Exception | None
@@ -432,7 +430,7 @@ class HttpExchange:
                 answers.start()
                 while not answers.is_done:
                     await self._forward(answers, writer)
-                if (items := self._api.kept(body)) is not None:
+                if self._api.kept is not None and (items := self._api.kept(body)) is not None:
                     self._responses.add(self._owner, items, writer.whole())
             await self._send_end(writer)
         finally:

@@ -408,7 +408,10 @@ def _text_format(fields: Fields) -> dict[str, Any]:
     """Return the format of the text, see read_grammar_fields()."""
     found = (fields.mapping("text") or {}).get("format") or {}
     kind = (found.get("type") or "text") if isinstance(found, Mapping) else "json_object"
-    return {"name": "", "description": None, "strict": False, **found} if kind == "json_schema" else {"type": kind}
+    if kind in ("text", "json_object"):
+        return {"type": kind}
+    given = found if kind == "json_schema" else {"type": "json_schema", "schema": found}  # a bare schema
+    return {"name": "", "description": None, "strict": False, **given}
 
 
 def _used_choice(fields: Fields) -> Any:

@@ -128,10 +128,8 @@ class ResponseStore:
         return {**body, "input": [*known, *items]}
 
     def _item(self, owner: str, name: str) -> Any:
-        with self._lock:
-            newest_first = [stored for key, stored in reversed(self._responses.items()) if key[0] == owner]
-        for stored in newest_first:
-            for item in (*stored.response.get("output", ()), *stored.input):
+        for stored in reversed(self.all_of(owner, RESPONSE)):
+            for item in (*stored.response["output"], *stored.input):
                 if isinstance(item, Mapping) and item.get("id") == name:
                     return item
         raise response_not_found(name)

@@ -388,6 +388,13 @@ def test_a_response_has_all_fields_that_openresponses_requires(asked: dict[str, 
     assert (last["status"], last["completed_at"] is not None) == (status, reason == "stop")
 
 
+def test_a_bare_schema_is_the_schema_of_the_format() -> None:
+    asked = {**HELLO, "text": {"format": SCHEMA}}
+    assert read(asked).request.grammar == Grammar("json_schema", json.dumps(SCHEMA))
+    told = writer(asked, ENVELOPE).whole()["text"]["format"]
+    assert told == {"type": "json_schema", "name": "", "description": None, "strict": False, "schema": SCHEMA}
+
+
 def test_settings_are_those_that_the_engine_gets() -> None:
     made = writer({**HELLO, "top_p": 0.5}, ENVELOPE)
     assert (made.whole()["temperature"], made.whole()["top_p"]) == (0.8, 0.5)
