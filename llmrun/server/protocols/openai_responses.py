@@ -85,8 +85,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    for name in ("store", "previous_response_id"):  # see ResponseStore
-        fields.value(name)
+    fields.flag("store")  # see ResponseStore, as the next one
+    fields.text("previous_response_id")
     return completion_request(fields, request)
 
 
