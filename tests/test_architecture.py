@@ -44,7 +44,7 @@ HOMES = {
     "huggingface_hub": ("models/hub.py",),
     "starlette": (
         "server/app.py",
-        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model")),
+        *(f"server/{name}_routes.py" for name in ("embedding", "engine", "manage", "model", "stored")),
         *(f"server/page/{name}.py" for name in ("answering", "catalogue", "insights", "requests", "routes")),
     ),
     "uvicorn": ("server/listener.py",),

@@ -24,7 +24,7 @@ SUMMARY_TOKENS = 256
 """Limit of a summary's answer."""
 _SUMMARY_QUESTION_TOKENS = 32  # upper bound
 _ANSWER_ROOM = 512  # tokens left for an answer without a limit
-_WORDS_PER_TOKEN = 0.6
+WORDS_PER_TOKEN = 0.6
 _QUOTED = 40  # characters of a quoted question
 
 
@@ -217,7 +217,7 @@ def condense(
     text = ""
     for batch in batches:
         messages = [*summary, *(message for index in batch for message in turns[index])]
-        text = (yield summary_request(messages, int(SUMMARY_TOKENS * _WORDS_PER_TOKEN))).strip()
+        text = (yield summary_request(messages, int(SUMMARY_TOKENS * WORDS_PER_TOKEN))).strip()
         summary = summary_turn(text)
     return text
 

@@ -155,7 +155,7 @@ def prepare(
     pair = partial(plan_pair, header, draft, hardware, measured=measured, adapters=adapters)
     planned = partial(pair, name=spec.name, repository=spec.repository or "")
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
-    split_mode = preferences.split_mode
+    split_mode, ubatch = preferences.split_mode, preferences.n_ubatch
     preferences, plan, drafts = plan_with_tuned(preferences, tuned, planned)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
@@ -168,8 +168,8 @@ def prepare(
         adapters=adapters,
     )
     if tuned is not None:
-        tuned = replace(tuned, n_ubatch=min(tuned.n_ubatch, preferences.n_ubatch))
-        without_flash = scores_fit(header, hardware, plan.n_ctx, preferences.n_ubatch)
+        tuned = replace(tuned, n_ubatch=min(ubatch or tuned.n_ubatch, preferences.micro_batch))
+        without_flash = scores_fit(header, hardware, plan.n_ctx, preferences.micro_batch)
         plan, load = _with_tuned(plan, load, tuned, preferences, split_mode, without_flash=without_flash)
     if drafts is not None:
         beside = replace(drafts.load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
@@ -203,7 +203,8 @@ def plan_with_tuned(
     plan, drafts = planned(preferences)
     if tuned is None:
         return preferences, plan, drafts
-    wide = replace(preferences, n_ubatch=max(tuned.n_ubatch, preferences.n_ubatch))
+    is_wide = preferences.n_ubatch is None and tuned.n_ubatch > preferences.micro_batch
+    wide = replace(preferences, n_ubatch=tuned.n_ubatch) if is_wide else preferences
     for tried in dict.fromkeys((tuned.preferred(wide), wide, tuned.preferred(preferences))):
         if tried == preferences:
             continue

@@ -62,7 +62,7 @@ class _Placement:
         if preferences.split_mode == "tensor" and not parts:
             self._parts = [1.0] * len(gpus)
         with_scores = preferences.flash_attention == "off"
-        self._scratch = reserved_bytes(header, n_ctx, ubatch=preferences.n_ubatch, with_scores=with_scores)
+        self._scratch = reserved_bytes(header, n_ctx, ubatch=preferences.micro_batch, with_scores=with_scores)
         self._shares, self._experts = header.layer_shares, header.expert_bytes
         self.layers = len(self._shares.weights)  # llama.cpp counts the output as one
         self._moved_from: Counter[int] = Counter()  # layer -> bytes of tensors that --override-tensor moves
@@ -112,7 +112,7 @@ class _Placement:
         scratch, sizes = self._scratch, []
         mode, overrides = self._preferences.split_mode, self._preferences.override_tensor
         if len(self._parts) > 1 and chosen == self.layers and mode == "layer" and not (left or overrides):
-            scratch += pipeline_bytes(self._header, self._n_ctx, self._preferences.n_ubatch)
+            scratch += pipeline_bytes(self._header, self._n_ctx, self._preferences.micro_batch)
         by_gpu = [sum(self._held(layer, left) for layer in layers) for layers in self.layers_of(chosen)]
         if mode == "tensor":
             by_gpu = [int(sum(by_gpu) * part / sum(self._parts)) for part in self._parts]

@@ -139,7 +139,8 @@ def make_plan(
     n_ctx, context_notes = fit.context()
     n_cells, cell_notes = fit.cells(n_ctx)
     on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
-    n_batch = min(max(preferences.n_ubatch, DEVICE_BATCH if on_device else 0), n_ctx)
+    usual_batch = max(preferences.micro_batch, DEVICE_BATCH if on_device else UBATCH)
+    n_batch = min(preferences.n_batch or usual_batch, n_ctx)
     fit, context_notes = _with_wide_micro_batches(fit, n_ctx, n_cells, n_batch, context_notes)
     threads, thread_notes = _threads(hardware, fit.preferences, on_device=on_device)
     n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
@@ -149,12 +150,12 @@ def make_plan(
     split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
     where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
-    parts = without_flash_attention(plain, header, n_ctx, fit.preferences.n_ubatch) if writes_scores else plain
+    parts = without_flash_attention(plain, header, n_ctx, fit.preferences.micro_batch) if writes_scores else plain
     plan = Plan(
         n_ctx=n_ctx,
         n_ctx_start=n_ctx_start,
         n_batch=n_batch,
-        n_ubatch=fit.preferences.n_ubatch,
+        n_ubatch=fit.preferences.micro_batch,
         gpu_layers=split.gpu_layers,
         memory=parts,
         ram_bytes=split.ram + parts.compute - plain.compute,
@@ -235,10 +236,10 @@ def choose_flash_attention(
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
         return "auto"
-    needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx, preferences.n_ubatch)
+    needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx, preferences.micro_batch)
     return (
         "off"
-        if scores_fit(header, hardware, n_ctx, preferences.n_ubatch) and needed <= hardware.memory_available
+        if scores_fit(header, hardware, n_ctx, preferences.micro_batch) and needed <= hardware.memory_available
         else "auto"
     )
 
@@ -314,18 +315,21 @@ def _with_heads(fit: _ContextFit) -> tuple[_ContextFit, list[str]]:
 def _with_wide_micro_batches(
     fit: _ContextFit, n_ctx: int, n_cells: int, n_batch: int, notes: list[str]
 ) -> tuple[_ContextFit, list[str]]:
-    """Return the fit with micro-batches as large as a batch, if a single GPU has memory to spare for them.
+    """Return the fit with micro-batches as large as a usual batch, if a single GPU has memory to spare for them.
 
     Prefill is 7 % faster with them on an H200. The context window and the KV cache stay as they are.
     """
     header, hardware, preferences = fit.header, fit.hardware, fit.preferences
     # With experts or a sliding window, reserved_bytes() is not close to what llama.cpp allocates.
-    if hardware.workers or header.expert_bytes or header.window_bytes or not n_batch > preferences.n_ubatch == UBATCH:
+    if hardware.workers or header.expert_bytes or header.window_bytes:
+        return fit, notes
+    n_ubatch = min(n_batch, DEVICE_BATCH)
+    if preferences.n_ubatch is not None or n_ubatch <= preferences.micro_batch:
         return fit, notes
     split = fit.split(n_cells, n_cells)
     if split.gpu_layers != ALL_LAYERS or len(split.gpu_bytes) != 1:
         return fit, notes
-    wide = replace(fit, preferences=replace(preferences, n_ubatch=n_batch))
+    wide = replace(fit, preferences=replace(preferences, n_ubatch=n_ubatch))
     wide_split = wide.split(n_cells, n_cells)
     has_room = wide_split.vram - split.vram <= sum(gpu.memory_free for gpu in hardware.gpus) / 10
     if wide_split.gpu_layers != ALL_LAYERS or not has_room:
@@ -391,7 +395,7 @@ class _ContextFit:
             start=start,
             sequences=self.preferences.parallel,
             parked=self.parked,
-            ubatch=self.preferences.n_ubatch,
+            ubatch=self.preferences.micro_batch,
             rollback=self.rollback,
             heads=self.heads,
             streams=self.apart,

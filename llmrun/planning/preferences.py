@@ -23,7 +23,7 @@ CONTEXT_BOUNDS = (256, MAX_TOKENS)
 """Inclusive bounds of a context window in tokens."""
 ALL_LAYERS = -1
 ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
-LOAD_OPTIONS = ("threads", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
+LOAD_OPTIONS = ("threads", "n_batch", "n_ubatch", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
 """The engine settings that a user may prefer, all fields of LoadPreferences."""
 
 
@@ -52,7 +52,8 @@ class LoadPreferences:
     tensor_split: str = DEFAULTS.tensor_split
     device: str = DEFAULTS.device
     override_tensor: str = DEFAULTS.override_tensor
-    n_ubatch: int = UBATCH  # tokens of the largest micro-batch that there has to be memory for
+    n_batch: int | None = None  # most tokens of a decode call
+    n_ubatch: int | None = None  # tokens of the largest micro-batch that there has to be memory for
     n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
     draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
 
@@ -75,6 +76,11 @@ class LoadPreferences:
     def kv_type(self) -> str:
         """The larger of the two types, for which memory is planned."""
         return max(self.attention["kv_type_k"], self.attention["kv_type_v"], key=KV_BYTES.__getitem__)
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of the largest micro-batch, which is a part of a batch."""
+        return min(self.n_ubatch or UBATCH, self.n_batch or MAX_TOKENS)
 
     @property
     def attention(self) -> dict[str, str]:

@@ -62,12 +62,12 @@ class EngineSettings:
     threads_batch: int = setting(0, "batch threads", column="n_threads_batch")  # of prefill; 0: as many as for decode
     n_batch: int = setting(
         512, "batch", option="--batch-size", short="-b", help="Tokens of one decode call.",
-        metavar="TOKENS", heading="BATCH",
+        metavar="TOKENS", heading="BATCH", unset="512, and 2048 where a GPU computes",
         column="n_batch", bounds=(1, MAX_TOKENS),
     )  # fmt: skip
     n_ubatch: int = setting(
         512, "ubatch", option="--ubatch-size", short="-ub", help="Tokens computed at once.",
-        metavar="TOKENS", heading="UBATCH",
+        metavar="TOKENS", heading="UBATCH", unset="512, or more on a GPU with memory for it",
         column="n_ubatch", bounds=(1, MAX_TOKENS),
     )  # fmt: skip
     flash_attention: str = setting(

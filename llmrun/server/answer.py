@@ -74,9 +74,11 @@ class AnswerWriter(ABC):
     Attributes:
         media_type: of a stream.
         answers: as far as they were received.
+        request: of the first answer as its engine gets it, all defaults filled in; from the start of the answers on.
     """
 
     media_type = EVENT_STREAM
+    request = AnswerRequest()
 
     def __init__(self, n_answers: int = 1) -> None:
         self.answers = [ResponseAccumulator() for _ in range(n_answers)]

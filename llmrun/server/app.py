@@ -38,9 +38,13 @@ from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.model_routes import ANTHROPIC, ModelCatalog, ModelRoutes
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.protocols import anthropic, llama_server, ollama, openai, openai_chat, openai_responses, openai_text
+from llmrun.server.protocols.stored_responses import kept_items, kept_messages
+from llmrun.server.stored_routes import StoredRoutes
 
 COMPLETION_APIS: dict[str, CompletionApi] = {
-    "/v1/chat/completions": CompletionApi(openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-"),
+    "/v1/chat/completions": CompletionApi(
+        openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-", kept=kept_messages
+    ),
     "/v1/completions": CompletionApi(openai_text.read, openai_text.writer, openai.error_body, "cmpl-"),
     "/v1/responses": CompletionApi(
         openai_responses.read,
@@ -48,7 +52,11 @@ COMPLETION_APIS: dict[str, CompletionApi] = {
         openai.error_body,
         "resp_",
         streams_overflow=True,
-        is_stored=True,
+        expands=True,
+        kept=kept_items,
+    ),
+    "/v1/responses/compact": CompletionApi(
+        openai_responses.read_compaction, openai_responses.CompactionWriter, openai.error_body, "resp_", expands=True
     ),
     **{
         path: CompletionApi(llama_server.read, llama_server.NativeWriter, openai.error_body, "")
@@ -62,6 +70,7 @@ COMPLETION_APIS: dict[str, CompletionApi] = {
 COMPLETION_APIS |= {
     "/chat/completions": COMPLETION_APIS["/v1/chat/completions"],
     "/responses": COMPLETION_APIS["/v1/responses"],
+    "/responses/compact": COMPLETION_APIS["/v1/responses/compact"],
 }
 """Path -> protocol of its completions; llama-server has some without /v1 too."""
 _SLASHES = re.compile("/{2,}")
@@ -113,6 +122,7 @@ class HttpApp:
             Route("/metrics", self._show_metrics, methods=get),
             *ModelRoutes(self._pool, self._catalog).routes,
             *EngineRoutes(self._state).routes,
+            *StoredRoutes(self._state.responses).routes,
             *EmbeddingRoutes(self._state).routes,
             *self._manage.routes,
             Route("/api/hello", self._hello, methods=get),  # health check of Claude Code

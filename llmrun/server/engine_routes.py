@@ -1,4 +1,4 @@
-"""Routes that ask an engine a question, which counts for the queue's limit too, and those of kept responses."""
+"""Routes that ask an engine a question, which counts for the queue's limit too."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ from llmrun.server.http import read_json
 from llmrun.server.protocols import anthropic, openai_chat, openai_responses
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
-from llmrun.server.protocols.stored_responses import StoredResponse
 
 _Result = TypeVar("_Result")
 
 
 class EngineRoutes:
-    """llama-server's /props, /slots, /tokenize, /detokenize, /apply-template and /lora-adapters; counts of tokens;
-    GET and DELETE /v1/responses/ID, and its input_items."""
+    """llama-server's /props, /slots, /tokenize, /detokenize, /apply-template and /lora-adapters; counts of tokens."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -47,9 +45,6 @@ class EngineRoutes:
             Route("/chat/completions/input_tokens", self._count_chat, methods=post),
             Route("/v1/responses/input_tokens", self._count_response, methods=post),
             Route("/responses/input_tokens", self._count_response, methods=post),
-            Route("/v1/responses/{name}", self._get, methods=get),
-            Route("/v1/responses/{name}", self._delete, methods=["DELETE"]),
-            Route("/v1/responses/{name}/input_items", self._items, methods=get),
         ]
 
     async def _props(self, request: Request) -> Response:
@@ -133,19 +128,3 @@ class EngineRoutes:
         async with self._state.engine(completion.model, request.receive) as (engine, pooled):
             prompt = self._state.pool.complete(pooled, completion.model, completion.request)
             return await engine.do(kind, prompt)
-
-    # ---- kept responses ----
-
-    async def _get(self, request: Request) -> Response:
-        return JSONResponse(self._kept(request).response)
-
-    async def _delete(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        self._state.responses.remove(request.scope["owner"], name)
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
-
-    async def _items(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": self._kept(request).input, "has_more": False})
-
-    def _kept(self, request: Request) -> StoredResponse:
-        return self._state.responses.get(request.scope["owner"], request.path_params["name"])

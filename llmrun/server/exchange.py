@@ -19,7 +19,14 @@ from functools import partial
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from llmrun.errors import ContextOverflowError, EngineCrashedError, LlmrunError, UsageError, as_llmrun_error
+from llmrun.errors import (
+    CancelledError,
+    ContextOverflowError,
+    EngineCrashedError,
+    LlmrunError,
+    UsageError,
+    as_llmrun_error,
+)
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.protocol.jobs.evaluate import PROMPT_SCORES, ScorePrompt
 from llmrun.protocol.messages import (
@@ -83,7 +90,8 @@ class CompletionApi(NamedTuple):
     error_body: ErrorBody
     id_prefix: str
     streams_overflow: bool = False  # a prompt that is too long ends a stream with an error, instead of an HTTP status
-    is_stored: bool = False  # in ServerState.responses
+    expands: bool = False  # bodies may refer to what is kept in ServerState.responses
+    kept: Callable[[Mapping[str, Any]], list[Any] | None] | None = None  # what to keep of a body beside its answer
 
 
 _Item = tuple[int, AnswerEvent] | Exception | None
@@ -221,6 +229,7 @@ class ResponseStreams:
 
     Attributes:
         rewritten: of the conversation, for the first time with this chat template.
+        sent: the last request that an engine was sent.
     """
 
     def __init__(
@@ -236,6 +245,7 @@ class ResponseStreams:
         self._choices = [_Choice(metrics.request(pooled.name, arrived)) for _ in range(completion.n_choices)]
         self._arrived = arrived
         self.rewritten: tuple[Rewriting, ...] = ()
+        self.sent = completion.request
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _prompt(self, index: int) -> str:
@@ -263,7 +273,7 @@ class ResponseStreams:
             if self._pool.crashes:
                 self._pool.crashes.check(self._prompt(index))
             connection = await self._pool.ready(self._pooled)
-            request = self._request(index)
+            self.sent = request = self._request(index)
         except LlmrunError as error:
             self._put(index, error)
             return
@@ -321,6 +331,14 @@ class ResponseStreams:
         if choice.is_started or choice.n_engines >= _MOST_ENGINES:
             raise crash
         self._spawn(index)
+
+    def stop(self) -> None:
+        """Let the engine end all unfinished answers, with the reason "cancelled"."""
+        for index, choice in enumerate(self._choices):
+            if choice.connection is None:
+                self._put(index, CancelledError("the client cancelled it"))
+            elif not choice.is_finished:
+                choice.connection.cancel(choice.request)
 
     def cancel(self) -> None:
         """Cancel all unfinished answers; their events are no longer delivered to a client."""
@@ -381,7 +399,7 @@ class HttpExchange:
 
     def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
         body = parse_json(data)
-        if self._api.is_stored:
+        if self._api.expands:
             body = self._responses.expanded(self._owner, body)
         completion = self._api.read(body).owned_by(self._owner)
         model = self._pool.true_name(completion.model)
@@ -409,13 +427,14 @@ class HttpExchange:
         )
         clock = asyncio.ensure_future(self._watch_sending())
         try:
-            for _ in range(_GATHER_TURNS):
-                await asyncio.sleep(0)
-            answers.start()
-            while not answers.is_done:
-                await self._forward(answers, writer)
-            if self._api.is_stored:
-                self._responses.add(self._owner, body, writer.whole())
+            with self._responses.writing(self._owner, answer_id, answers.stop, writer.whole):
+                for _ in range(_GATHER_TURNS):
+                    await asyncio.sleep(0)
+                answers.start()
+                while not answers.is_done:
+                    await self._forward(answers, writer)
+                if self._api.kept is not None and (items := self._api.kept(body)) is not None:
+                    self._responses.add(self._owner, items, writer.whole())
             await self._send_end(writer)
         finally:
             answers.cancel()
@@ -454,6 +473,7 @@ class HttpExchange:
                     continue
                 if isinstance(event, Started):
                     if choice == 0:
+                        writer.request = answers.sent
                         self._name_ignored(event.left_out)
                     chunk += await self._start_stream(writer)
                 chunk += writer.feed(choice, event)

@@ -350,6 +350,9 @@ def test_a_larger_micro_batch_takes_memory_but_no_context(
     assert found.load.n_ctx == plain.load.n_ctx
     assert found.load.n_ubatch == found.load.n_batch == (2048 if has_room else 512)
     assert (found.plan.memory.compute > 2 * plain.plan.memory.compute) is has_room
+    for given in ({"n_ubatch": 64}, {"n_batch": 128}):
+        load = prepare(spec, model, LoadPreferences(**given), expected=A_CHAT).load
+        assert (load.n_batch, load.n_ubatch) == ((512, 64) if "n_ubatch" in given else (128, 128))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ MODEL = "owner/not-here-GGUF"
 
 ENGINE = (
     ("--threads", "0"), ("--threads", "9999"), ("--gpu-layers", "-2"), ("--n-cpu-moe", "-1"), ("-ngl", "-2"),
+    ("-b", "0"), ("-ub", "0"),
     ("--cache-type-k", "q1"), ("-ctk", "q1"), ("--cache-type-v", "q1"), ("-ctv", "q1"), ("-fa", "maybe"),
     ("--flash-attention", "maybe"), ("--cache-type-v", "q8_0", "--flash-attention", "off"),
 )  # fmt: skip

@@ -224,7 +224,7 @@ ONLY_HERE = {
         ("--gpu-layers", "0"), ("--n-cpu-moe", "1"), ("--cache-type-k", "q8_0"), ("--cache-type-v", "q8_0"),
         ("--flash-attention", "on"), ("--speculate", "4"), ("--draft", "x"), ("--mmproj", "x"), ("--verbose",),
         ("--rpc", "127.0.0.1:50052"), ("--split-mode", "none"), ("--main-gpu", "1"), ("--tensor-split", "3/1"),
-        ("--device", "none"), ("--override-tensor", "x=CPU"),
+        ("--device", "none"), ("--override-tensor", "x=CPU"), ("--batch-size", "64"), ("--ubatch-size", "64"),
     ),
     "chat": (("--ctx", "512"), ("--draft", "x")),
 }  # fmt: skip

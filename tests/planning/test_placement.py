@@ -222,6 +222,12 @@ def test_micro_batches_are_wide_where_a_gpu_has_memory_to_spare(free: int, n_uba
     plan = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX))
     assert (plan.gpu_layers, plan.n_batch, plan.n_ubatch) == (ALL_LAYERS, DEVICE_BATCH, n_ubatch)
     assert plan.load(Path("model.gguf")).n_ubatch == n_ubatch
+    given = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX, n_ubatch=UBATCH))
+    assert (given.n_batch, given.n_ubatch) == (DEVICE_BATCH, UBATCH)
+    large = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX, n_batch=2 * DEVICE_BATCH))
+    assert (large.n_batch, large.n_ubatch) == (2 * DEVICE_BATCH, n_ubatch)
+    narrow = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX, n_batch=256))
+    assert (narrow.n_batch, narrow.n_ubatch) == (256, 256)
 
 
 TWO = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(2))

@@ -260,6 +260,23 @@ def test_wished_threads() -> None:
     assert plan.notes == ("threads 9: more than the 8 there are, so it gets slower",)
 
 
+@pytest.mark.parametrize(
+    ("given", "sizes"),
+    [
+        ({"n_batch": 64}, (64, 64)),
+        ({"n_batch": 64, "n_ubatch": 1024}, (64, 64)),
+        ({"n_ubatch": 128}, (512, 128)),
+        ({"n_ubatch": 1024}, (1024, 1024)),
+        ({"n_batch": 2048}, (2048, 512)),
+        ({"n_batch": 1 << 20, "n_ubatch": 64}, (8192, 64)),
+    ],
+)
+def test_batches_of_the_user(given: dict[str, Any], sizes: tuple[int, int]) -> None:
+    plan, usual = (make_plan(SMALL, machine(), LoadPreferences(**wishes)) for wishes in (given, {}))
+    assert (plan.n_batch, plan.n_ubatch) == sizes
+    assert (plan.memory.compute > usual.memory.compute) == (sizes[1] > 512)
+
+
 def test_huge_machine_stays_within_bounds() -> None:
     assert make_plan(SMALL, machine(cores=1024), LoadPreferences()).threads == 512
 
@@ -276,6 +293,8 @@ def test_wished_gpu_layers(layers: int) -> None:
         ({"n_ctx": 1 << 25}, "--ctx", "256 and 16,777,216"),
         ({"threads": 0}, "--threads 0", "1 and 512"),
         ({"threads": 513}, "--threads 513", "1 and 512"),
+        ({"n_batch": 0}, "--batch-size 0", "1 and"),
+        ({"n_ubatch": 0}, "--ubatch-size 0", "1 and"),
         ({"gpu_layers": -2}, "--gpu-layers -2", "-1 and 1,000"),
         ({"gpu_layers": 1001}, "--gpu-layers", "-1 and 1,000"),
         ({"parallel": 0}, "--parallel 0", "1 and 128"),

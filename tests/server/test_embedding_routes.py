@@ -123,6 +123,17 @@ def test_documents_come_in_order(server: LiveServer, unit: Any) -> None:
     assert results[0] == {"index": 1, "relevance_score": pytest.approx(1.0), "document": {"text": QUERY}}
     assert results[1]["relevance_score"] < 1.0
     assert server.post("/v1/rerank", {"query": QUERY}).status == 400
+    listed = server.post("/rerank", {"query": QUERY, "texts": asked["documents"], "return_text": True}).json
+    every = server.post("/rerank", {"query": QUERY, "documents": asked["documents"], "return_documents": True}).json
+    assert listed == [
+        {"index": each["index"], "score": each["relevance_score"], "text": each["document"]["text"]}
+        for each in every["results"]
+    ]
+    assert server.post("/rerank", {"query": QUERY, "texts": asked["documents"], "top_n": 1}).json == [
+        {"index": listed[0]["index"], "score": listed[0]["score"]}
+    ]
+    for wrong in ({"texts": []}, {"texts": ["a"], "documents": ["a"]}, {"texts": "a"}):
+        assert server.post("/rerank", {"query": QUERY, **wrong}).status == 400
 
 
 def test_an_encoder_does_not_answer(server: LiveServer) -> None:

@@ -21,10 +21,12 @@ from llmrun.server.app import COMPLETION_APIS
 pytestmark = pytest.mark.usefixtures("package_on_path")
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="}}
 RESPONSE, MESSAGE, TEXT = {"input": "Hi"}, {**HI, "max_tokens": 5}, {"prompt": "Hi"}
+COMPACT = {"input": "Hi", "model": "tiny"}
 ECHO = {"prompt": ["Hi", "there"], "echo": True, "logprobs": 1, "max_tokens": 5}
 ANSWERS: dict[str, Any] = {
     "/v1/chat/completions": HI, "/chat/completions": HI, "/v1/completions": TEXT, "/v1/responses": RESPONSE,
-    "/responses": RESPONSE, "/completion": TEXT, "/completions": TEXT, "/v1/messages": MESSAGE, "/api/chat": HI,
+    "/responses": RESPONSE, "/v1/responses/compact": COMPACT, "/responses/compact": COMPACT, "/completion": TEXT,
+    "/completions": TEXT, "/v1/messages": MESSAGE, "/api/chat": HI,
     "/api/generate": TEXT, "/infill": {"input_prefix": "a", "input_suffix": "b"},
 }  # fmt: skip
 PAGE: dict[str, Any] = {
@@ -53,9 +55,10 @@ OTHERS: list[tuple[str, Any]] = [
 WORK: list[tuple[str, Any]] = [*ANSWERS.items(), *JOBS.items(), *VECTORS.items(), *OTHERS]
 NO_WORK = {
     "/api/show", "/api/pull", "/api/copy", "/api/delete", "/ui/download", "/ui/load", "/ui/search", "/ui/rename",
+    "/v1/responses/{name}/cancel", "/v1/chat/completions/{name}",
     "/ui/delete", "/ui/ask", "/ui/documents", "/ui/go", "/ui/undo", "/ui/system", "/ui/stop", "/ui/decide", "/ui/speed",
 }  # fmt: skip
-"""Routes that ask no loaded model: files, downloads, the saved chats, and /ui/speed, whose engine is its own."""
+"""Routes that ask no loaded model: files, downloads, saved chats, what is kept in memory; /ui/speed has its own."""
 
 
 def serve(folder: Path, **options: Any) -> LiveServer:

@@ -136,7 +136,7 @@ COUNTS = (
 @pytest.mark.parametrize("path", [*COMPLETION_APIS, *COUNTS])
 def test_every_route_says_whose_request_it_is(server: LiveServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owners, is_text = owners_of(monkeypatch), path in ("/v1/completions", "/completion", "/completions")
-    body = {"input": "Hi", "input_prefix": "a", "input_suffix": "b", "max_tokens": 5}
+    body = {"model": server.model, "input": "Hi", "input_prefix": "a", "input_suffix": "b", "max_tokens": 5}
     asked = {"prompt": ["Hi", "there"] if path == "/v1/completions" else "Hi"} if is_text else HI
     if path == "/api/generate":
         asked = {"prompt": "Hi"}
@@ -173,8 +173,21 @@ def test_a_kept_response_is_unknown_to_others(server: LiveServer) -> None:
         for body in (going_on, referring):
             for where in ("/v1/responses", "/v1/responses/input_tokens"):
                 assert server.post(where, body, authorization=key).status == status, (where, body)
-        for method, where in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", path)):
+        for method, where in (
+            ("GET", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel"), ("DELETE", path),
+        ):  # fmt: skip
             assert fetched(method, where, key).status == status, (method, where)
+
+
+def test_a_kept_chat_is_unknown_to_others(server: LiveServer) -> None:
+    kept = server.post(CHAT, {**HI, "store": True}, authorization=ALICE).json
+    path = f"{CHAT}/{kept['id']}"
+    for key, status in ((MALLORY, 404), (ALICE, 200)):
+        listed = server.get(CHAT, authorization=key).json["data"]
+        assert [each["id"] for each in listed] == ([kept["id"]] if key == ALICE else [])
+        assert server.post(path, {"metadata": {}}, authorization=key).status == status
+        for method, where in (("GET", path), ("GET", f"{path}/messages"), ("DELETE", path)):
+            assert parse(server.raw(server.request(method, where, authorization=key))).status == status
 
 
 # ---- owners ----

@@ -66,6 +66,15 @@ def test_an_answer_as_a_stream(serve: Serve) -> None:
     assert answer.body.endswith(b"data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_names_the_settings_that_were_used(serve: Serve, stream: bool) -> None:
+    server = serve(sampling={"temperature": 0.25})
+    answer = server.post("/v1/responses", {"input": "Hi", "top_p": 0.5, "stream": stream})
+    responses = [event["response"] for event in answer.events if "response" in event] if stream else [answer.json]
+    assert responses
+    assert {(each["temperature"], each["top_p"]) for each in responses} == {(0.25, 0.5)}
+
+
 def test_several_answers_to_one_prompt(serve: Serve) -> None:
     answer = serve("together").post(CHAT, {**HI, "n": 2}).json
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]

@@ -127,12 +127,17 @@ RERANK = [{
     "model": "plain", "query": "the model", "documents": ["a b", {"text": "runs"}], "top_n": 1, "return_documents": True
 }]  # fmt: skip
 COUNTED = [{key: value for key, value in body.items() if key not in ("stream", "n")} for body in CHATS]
+COMPACTED = [{"model": "fuzzed", **body} for body in RESPONSES]
 ROUTES: dict[str, list[dict[str, Any]]] = {
     CHAT: CHATS,
     "/chat/completions": CHATS,
     "/v1/completions": TEXTS,
     "/v1/responses": RESPONSES,
     "/responses": RESPONSES,
+    "/v1/responses/compact": COMPACTED,
+    "/responses/compact": COMPACTED,
+    "/v1/responses/{name}/cancel": [{}],
+    "/v1/chat/completions/{name}": [{"metadata": {"a": "b"}}],
     "/completion": [{"prompt": "Once", "n_predict": 2, "n_probs": 2, "stream": True, "json_schema": SCHEMA}],
     "/completions": [{"prompt": [5, 6], "n_predict": 2, **SAMPLING}],
     "/infill": [{"input_prefix": "def f(", "prompt": "x", "input_suffix": "):", "n_predict": 2, "stream": True}],

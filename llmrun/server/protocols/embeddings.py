@@ -34,6 +34,7 @@ class RerankRequest(NamedTuple):
     documents: tuple[str, ...]
     limit: int  # maximum number of results
     has_texts: bool  # results contain the documents
+    is_list: bool = False  # the response is a list, as Text Embeddings Inference and llama-server have it for `texts`
 
 
 def read_openai(body: Mapping[str, Any]) -> EmbeddingRequest:
@@ -145,26 +146,37 @@ def ollama_prompt_body(request: EmbeddingRequest, found: TextVectors, model: str
 
 
 def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
-    """Return a request to /v1/rerank, as Jina and Cohere have it.
+    """Return a request to /v1/rerank, as Jina and Cohere have it, or Text Embeddings Inference with `texts`.
 
     Raises:
         UsageError: a field is invalid.
     """
     fields = Fields(body)
-    given = fields.list("documents")
+    is_list = fields.value("texts") is not None
+    name = "texts" if is_list else "documents"
+    if is_list and fields.value("documents") is not None:
+        raise UsageError("texts and documents can't be used together", hint="give one of them")
+    given = fields.list(name)
     if not given:
-        raise UsageError("documents is missing")
+        raise UsageError(f"{name} is {'empty' if is_list else 'missing'}")
     documents = tuple(
-        one if isinstance(one, str) else Fields(one, f"documents[{index}]").needed_text("text")
+        one if isinstance(one, str) else Fields(one, f"{name}[{index}]").needed_text("text")
         for index, one in enumerate(given)
     )
     limit = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
-    has_texts = bool(fields.flag("return_documents"))
-    return RerankRequest(fields.text("model") or "", fields.needed_text("query"), documents, limit, has_texts)
+    has_texts = bool(fields.flag("return_text" if is_list else "return_documents"))
+    query = fields.needed_text("query")
+    return RerankRequest(fields.text("model") or "", query, documents, limit, has_texts, is_list)
 
 
-def rerank_body(request: RerankRequest, ranked: Sequence[RankedDocument], model: str, tokens: int) -> dict[str, Any]:
+def rerank_body(request: RerankRequest, ranked: Sequence[RankedDocument], model: str, tokens: int) -> Any:
     """Return the response of /v1/rerank."""
+    if request.is_list:
+        return [
+            {"index": one.index, "score": one.score}
+            | ({"text": request.documents[one.index]} if request.has_texts else {})
+            for one in ranked[: request.limit]
+        ]
     results = [
         {"index": one.index, "relevance_score": one.score}
         | ({"document": {"text": request.documents[one.index]}} if request.has_texts else {})

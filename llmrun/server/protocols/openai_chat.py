@@ -25,6 +25,7 @@ from llmrun.server.protocols.options import (
     read_logprobs,
     read_openrouter_reasoning,
 )
+from llmrun.server.protocols.stored_responses import CHAT
 from llmrun.server.protocols.tools import checked_tools, complete_calls, tool, tool_call, tool_name
 
 __all__ = ["error_body", "read", "writer"]
@@ -53,6 +54,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
+    if fields.flag("store"):  # see kept_messages()
+        fields.mapping("metadata")
     return completion_of_several(fields, request)
 
 
@@ -131,6 +134,8 @@ class ChatWriter(CompletionWriter):
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__(body, envelope)
+        fields = Fields(body)
+        self._kept = {"metadata": fields.mapping("metadata") or {}} if body.get("store") is True else {}
         indexes = range(len(self.answers))
         self._n_calls = [0] * len(self.answers)
         self._texts = [TextEvent(self._chunk(index, {"content": PLACE})) for index in indexes]
@@ -172,7 +177,7 @@ class ChatWriter(CompletionWriter):
             }
             for index, answer in enumerate(self.answers)
         ]
-        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+        return {**self._head(CHAT), "choices": choices, "usage": self._usage(), **self._kept}
 
     def _chunk(
         self, index: int, delta: dict[str, Any], tokens: tuple[TokenLogprob, ...] = (), reason: str | None = None

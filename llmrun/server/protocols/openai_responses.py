@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from llmrun.chat.truncation import WORDS_PER_TOKEN, summary_request
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, ToolCall
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.fields import Fields, as_json
 from llmrun.server.protocols.openai import content, error_body, logprobs
 from llmrun.server.protocols.options import (
+    compacted,
     completion_request,
     prefilled,
     read_grammar_fields,
     read_limits,
     read_openrouter_reasoning,
+    read_sampling,
 )
+from llmrun.server.protocols.stored_responses import kept_items, listed_items
 from llmrun.server.protocols.tools import (
     TEXT_ARGUMENT,
     ClientTool,
@@ -30,21 +37,26 @@ from llmrun.server.protocols.tools import (
     tool_call,
 )
 
-__all__ = ["error_body", "read", "writer"]
+__all__ = ["CompactionWriter", "error_body", "read", "read_compaction", "writer"]
 
 _ROLES = {"developer": "system"}
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 _KINDS = frozenset({"function", "custom"})
-_KEPT = "llmrun:"  # before the reasoning in a field that others encrypt
-_ECHOED = (
-    "instructions", "max_output_tokens", "metadata", "previous_response_id", "prompt_cache_key", "reasoning",
-    "temperature", "text", "top_logprobs", "top_p", "truncation", "user",
-)  # fmt: skip
-_REQUIRED = ("instructions", "metadata", "temperature", "top_p")
-"""Fields that every response has, if only as null."""
+_COMPACTION = "compaction"
+_KEPT = "llmrun:"  # before the reasoning, or the summary, in a field that others encrypt
+_SUMMARY_TOKENS = 1024  # of a compaction: longer than in a chat, since agents go on from it
+_ECHOED = ("instructions", "previous_response_id", "prompt_cache_key", "safety_identifier")
+"""Texts of a request that its response repeats, null if they are missing."""
+_SETTINGS = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+_FIXED: Mapping[str, Any] = {
+    "background": False, "max_tool_calls": None, "service_tier": "default", "truncation": "disabled",
+}  # fmt: skip
+"""Fields of a response that have one value here, whatever the client asks for."""
 _CONTENTS = {"reasoning": "reasoning_text", "message": "output_text"}
 """Type of an item -> type of its content."""
+_STATUSES = {"length": "incomplete", "cancelled": "cancelled"}
+"""Reason of an answer's end -> status of its response; "completed" for all others."""
 
 
 # ---- request
@@ -73,9 +85,28 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,
     )
-    for name in ("store", "previous_response_id"):  # see ResponseStore
-        fields.value(name)
+    fields.flag("store")  # see ResponseStore, as the next one
+    fields.text("previous_response_id")
     return completion_request(fields, request)
+
+
+def read_compaction(body: Mapping[str, Any]) -> CompletionRequest:
+    """Return the request for the summary of a conversation: the conversation as it was, and then the question.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    fields = Fields(body)
+    fields.needed_text("model")
+    request = AnswerRequest(
+        tuple(summary_request(_messages(fields), int(_SUMMARY_TOKENS * WORDS_PER_TOKEN))),
+        limits=Limits(_SUMMARY_TOKENS),
+        thinking=False,
+        stops_repeats=True,
+        salt=fields.text("cache_salt") or "",
+    )
+    fields.text("previous_response_id")  # see ResponseStore
+    return completion_request(fields, request)._replace(stream=False)
 
 
 def _messages(fields: Fields) -> tuple[Message, ...]:
@@ -118,6 +149,8 @@ def _add(messages: list[Message], item: Fields, names: dict[str, str]) -> None:
     elif kind == "reasoning":
         if reasoning := _reasoning(item):
             messages.append(Message("assistant", "", reasoning=reasoning))
+    elif kind == _COMPACTION and (item.text("encrypted_content") or "").startswith(_KEPT):
+        messages.append(compacted(item.needed_text("encrypted_content").removeprefix(_KEPT)))
     else:
         item.ignore_all()
 
@@ -168,19 +201,25 @@ class ResponseWriter(AnswerWriter):
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         super().__init__()
         self._envelope, fields = envelope, Fields(body)
+        given = read_sampling(fields)
+        self.request = AnswerRequest(
+            sampling=SamplingParams(**{name: given[name] for name in _SETTINGS if name in given}),
+            limits=read_limits(fields, "max_output_tokens"),
+            **read_openrouter_reasoning(fields),
+        )
+        data = fields.data
         self._echoed = {
-            **dict.fromkeys(_REQUIRED),
-            **{name: fields.data[name] for name in _ECHOED if name in fields.data},
-            "background": False,
+            **{name: data[name] if isinstance(data.get(name), str) else None for name in _ECHOED},
+            **({"user": data["user"]} if "user" in data else {}),
+            "metadata": data["metadata"] if isinstance(data.get("metadata"), Mapping) else {},
             "store": fields.flag("store") is not False,
             "parallel_tool_calls": fields.flag("parallel_tool_calls") is not False,
-            "tool_choice": fields.data.get("tool_choice") or "auto",
-            "tools": [
-                {"parameters": None, "strict": None, **each.data} if each.text("type") == "function" else each.data
-                for each in fields.objects("tools")
-                if each.text("type") in _KINDS
-            ],
+            "text": {"format": _text_format(fields)},
+            "tool_choice": _used_choice(fields),
+            "tools": [_described(each) for each in fields.objects("tools") if each.text("type") in _KINDS],
+            "top_logprobs": _logprobs(fields) or 0,
         }
+        self._completed_at: int | None = None
         self._keeps_reasoning = "reasoning.encrypted_content" in fields.texts("include")
         self._tools = client_tools(fields)
         self._output: list[dict[str, Any]] = []
@@ -214,11 +253,19 @@ class ResponseWriter(AnswerWriter):
         return b""
 
     def finished(self, choice: int) -> bytes:
-        return self._close("incomplete" if self.answers[0].reason == "length" else "completed")
+        is_complete = self._status == "completed"
+        self._completed_at = int(time.time()) if is_complete else None
+        return self._close("completed" if is_complete else "incomplete")
+
+    @property
+    def _status(self) -> str:
+        """The status at the end of the answer."""
+        return _STATUSES.get(self.answers[0].reason, "completed")
 
     def end(self) -> bytes:
         response = self.whole()
-        return self._event(f"response.{response['status']}", response=response)
+        kind = "completed" if response["status"] == "completed" else "incomplete"  # no event is called "cancelled"
+        return self._event(f"response.{kind}", response=response)
 
     def error(self, error: LlmrunError) -> bytes:
         details = error_body(error, error.http_status)["error"]
@@ -226,35 +273,28 @@ class ResponseWriter(AnswerWriter):
         return self._event("response.failed", response=response)
 
     def whole(self) -> dict[str, Any]:
-        is_cut_off = self.answers[0].reason == "length"
-        details = {"reason": "max_output_tokens"} if is_cut_off else None
-        response = self._response("incomplete" if is_cut_off else "completed")
-        return response | {"incomplete_details": details, "usage": self._usage()}
+        status = self._status
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return self._response(status) | {"incomplete_details": details, "usage": _usage(self.answers[0])}
 
     def _response(self, status: str) -> dict[str, Any]:
+        """Return a response with every field that OpenResponses requires; its settings are those that are used."""
         return {
             "id": self._envelope.id,
             "object": "response",
             "created_at": self._envelope.created,
+            "completed_at": self._completed_at,
             "status": status,
             "model": self._envelope.model,
             "output": self._output,
             "error": None,
             "incomplete_details": None,
             "usage": None,
+            **{name: getattr(self.request.sampling, name) for name in _SETTINGS},
+            "max_output_tokens": self.request.limits.max_tokens,
+            "reasoning": {"effort": self.request.reasoning_effort, "summary": None},
+            **_FIXED,
             **self._echoed,
-        }
-
-    def _usage(self) -> dict[str, Any]:
-        (answer,) = self.answers
-        prompt, cached = (answer.started.prompt_tokens, answer.started.reused_tokens) if answer.started else (0, 0)
-        completion = answer.stats.completion_tokens
-        return {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": completion,
-            "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
-            "total_tokens": prompt + completion,
         }
 
     def _item(self, kind: str, item: dict[str, Any]) -> bytes:
@@ -328,3 +368,73 @@ class ResponseWriter(AnswerWriter):
 
 
 writer = ResponseWriter
+
+
+class CompactionWriter(AnswerWriter):
+    """Writes what stands for a conversation from now on: the messages of the user, and a summary as one item.
+
+    It is never streamed.
+    """
+
+    def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
+        super().__init__()
+        self._envelope = envelope
+        items = listed_items(envelope.id, kept_items({**body, "store": True}) or ())
+        self._said = [item for item in items if item["type"] == "message" and item["role"] == "user"]
+
+    def part(self, choice: int, part: AnswerPart) -> bytes:
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: LlmrunError) -> bytes:
+        return b""
+
+    def whole(self) -> dict[str, Any]:
+        (answer,) = self.answers
+        summary = _KEPT + answer.text.strip()
+        item = {"id": f"cmp_{self._envelope.id}", "type": _COMPACTION, "encrypted_content": summary}
+        return {
+            "id": self._envelope.id,
+            "object": "response.compaction",
+            "created_at": self._envelope.created,
+            "output": [*self._said, item],
+            "usage": _usage(answer),
+        }
+
+
+def _text_format(fields: Fields) -> dict[str, Any]:
+    """Return the format of the text, see read_grammar_fields()."""
+    found = (fields.mapping("text") or {}).get("format") or {}
+    kind = (found.get("type") or "text") if isinstance(found, Mapping) else "json_object"
+    if kind in ("text", "json_object"):
+        return {"type": kind}
+    given = found if kind == "json_schema" else {"type": "json_schema", "schema": found}  # a bare schema
+    return {"name": "", "description": None, "strict": False, **given}
+
+
+def _used_choice(fields: Fields) -> Any:
+    """Return the client's tool_choice; "auto" for a tool of OpenAI's servers."""
+    choice = fields.data.get("tool_choice") or "auto"
+    if isinstance(choice, Mapping) and choice["type"] == "allowed_tools":
+        return {"mode": "auto", **choice}
+    return choice if isinstance(choice, str) or choice["type"] in _KINDS else "auto"
+
+
+def _described(tool: Fields) -> Mapping[str, Any]:
+    if tool.text("type") != "function":
+        return tool.data
+    return {"description": None, "parameters": None, "strict": None, **tool.data}
+
+
+def _usage(answer: ResponseAccumulator) -> dict[str, Any]:
+    prompt, cached = (answer.started.prompt_tokens, answer.started.reused_tokens) if answer.started else (0, 0)
+    completion = answer.stats.completion_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "total_tokens": prompt + completion,
+    }

@@ -36,6 +36,9 @@ _NAMES = {name: name for name in PARAMETERS} | {
 }
 _TYPES = ("text", "json_object", "json_schema")
 _OLLAMA = "format"  # a schema itself, unless it has one of these types
+_JSON_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+_SCHEMA_KEYS = ("properties", "required", "anyOf", "oneOf", "allOf", "$ref", "enum", "const")
+"""Keys that only a schema has."""
 _FORMATS = (
     ("response_format",),  # OpenAI's completions
     ("text", "format"),  # OpenAI's responses
@@ -213,22 +216,32 @@ def _answer_format(fields: Fields, key: str) -> Grammar | None:
         return _json_schema(fields, key)
     if not isinstance(value, Mapping):
         raise UsageError(f"invalid {fields.name(key)}", why='must be an object, a JSON schema or "json"')
-    if fields.name(key) == _OLLAMA and value.get("type") not in _TYPES:
+    is_wrapped = value.get("type") in _TYPES or (fields.name(key) != _OLLAMA and not _is_schema(value))
+    if not is_wrapped:
         return _json_schema(fields, key)
     wrapper = fields.object(key)
     assert wrapper is not None
-    kind = wrapper.choice("type", *_TYPES)
-    inner = wrapper.object("json_schema") or wrapper
-    schema = inner.value("schema")
-    if kind == "json_schema":
-        if schema is None:
-            raise UsageError(f"{wrapper.name('json_schema')} has no schema")
-        inner.text("name")
-        inner.flag("strict")  # every schema is enforced
-        return schema_grammar(schema)
-    if kind == "json_object":
-        return schema_grammar(schema) if schema else ANY_OBJECT
-    return None
+    kind, schema = wrapper.choice("type", *_TYPES), _wrapped_schema(wrapper)
+    if kind == "text" or (kind is None and schema is None):
+        return None
+    if kind == "json_schema" and schema is None:
+        raise UsageError(f"{wrapper.name('json_schema')} has no schema")
+    return ANY_OBJECT if kind == "json_object" and not schema else schema_grammar(schema)
+
+
+def _wrapped_schema(wrapper: Fields) -> Any:
+    """Return the schema of an object with a type: `schema`, in `json_schema` or beside it, or `json_schema` itself."""
+    inner = wrapper.data.get("json_schema")
+    if isinstance(inner, Mapping) and "schema" not in inner and _is_schema(inner):
+        return wrapper.value("json_schema")
+    holder = wrapper.object("json_schema") or wrapper
+    holder.text("name")
+    holder.flag("strict")  # every schema is enforced
+    return holder.value("schema")
+
+
+def _is_schema(value: Mapping[str, Any]) -> bool:
+    return value.get("type") in _JSON_TYPES or any(key in value for key in _SCHEMA_KEYS)
 
 
 def _json_schema(body: Fields, key: str) -> Grammar | None:

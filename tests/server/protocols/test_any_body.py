@@ -26,6 +26,7 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], CompletionRequest], dict[
     "openai responses": (openai_responses.read, {"input": HELLO}),
 }
 """Protocol -> how it is read, and a body that is plausible there."""
+COMPACTION = (openai_responses.read_compaction, {"input": HELLO, "model": "m"})
 KEYS = (
     "model", "messages", "input", "prompt", "role", "content", "type", "text", "system", "tools", "tool_calls",
     "function", "name", "parameters", "input_schema", "arguments", "tool_choice", "call_id", "output",
@@ -54,10 +55,10 @@ def made_up(numbers: random.Random, depth: int) -> Any:
     return {numbers.choice(KEYS): made_up(numbers, depth - 1) for _ in range(numbers.randrange(5))}
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_any_body_is_read_or_refused(name: str) -> None:
+@pytest.mark.parametrize("reader", [*READERS.values(), COMPACTION], ids=[*READERS, "compaction"])
+def test_any_body_is_read_or_refused(reader: tuple[Callable[[Mapping[str, Any]], CompletionRequest], Any]) -> None:
     numbers = random.Random(11)
-    read, plausible = READERS[name]
+    read, plausible = reader
     taken = refused = 0
     for _ in range(4000):
         try:
@@ -111,6 +112,12 @@ SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required
 WRAPPED = {"type": "json_schema", "json_schema": {"name": "f", "schema": SCHEMA}}
 FORMATS: tuple[dict[str, Any], ...] = (
     {"response_format": WRAPPED},
+    {"response_format": SCHEMA},
+    {"response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    {"response_format": {"type": "json_object", "json_schema": SCHEMA}},
+    {"response_format": {"type": "json_object", "schema": SCHEMA}},
+    {"response_format": {"json_schema": {"schema": SCHEMA}}},
+    {"format": {"type": "json_object", "json_schema": SCHEMA}},
     {"text": {"format": {"type": "json_schema", "name": "f", "schema": SCHEMA}}},
     {"format": SCHEMA},
     {"format": WRAPPED},

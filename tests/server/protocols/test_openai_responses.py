@@ -14,10 +14,10 @@ from support.event_streams import calls, fed, named_events, replaying, streamed
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, UsageError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import Event, Message, Stats, TokenLogprob, Tool, ToolCall
-from llmrun.protocol.params import Limits
+from llmrun.protocol.messages import AnswerRequest, Event, Message, Stats, TokenLogprob, Tool, ToolCall
+from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.server.answer import Envelope
-from llmrun.server.protocols.openai_responses import read, writer
+from llmrun.server.protocols.openai_responses import CompactionWriter, read, read_compaction, writer
 
 HELLO: dict[str, Any] = {"model": "m", "input": "Hello"}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -331,16 +331,77 @@ def test_calls_have_the_names_of_the_client() -> None:
     assert done["input"] == "*** Begin\n"
 
 
-def test_a_response_has_all_required_fields_and_counts_reasoning() -> None:
+def test_reasoning_is_counted() -> None:
     made = writer(HELLO, ENVELOPE)
     made.feed(0, answers.reasoning("Hm.", tokens=4))
     made.feed(0, answers.finished("stop", STATS))
-    whole = made.whole()
-    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
-    assert [whole[name] for name in ("instructions", "metadata", "temperature", "top_p")] == [None] * 4
-    assert writer({**HELLO, "top_p": 0.5}, ENVELOPE).whole()["top_p"] == 0.5
+    assert made.whole()["usage"]["output_tokens_details"] == {"reasoning_tokens": 4}
     with pytest.raises(UsageError, match="max_output_tokens 0"):
         read({**HELLO, "max_output_tokens": 0})
+
+
+_NULL, _NUMBER = type(None), (int, float)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str, "object": str, "created_at": int, "completed_at": (int, _NULL), "status": str, "model": str,
+    "incomplete_details": (dict, _NULL), "previous_response_id": (str, _NULL), "instructions": (str, _NULL),
+    "output": list, "error": (dict, _NULL), "tools": list, "tool_choice": (str, dict), "truncation": str,
+    "parallel_tool_calls": bool, "text": dict, "top_p": _NUMBER, "presence_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER, "top_logprobs": int, "temperature": _NUMBER, "reasoning": dict,
+    "usage": (dict, _NULL), "max_output_tokens": (int, _NULL), "max_tool_calls": (int, _NULL), "store": bool,
+    "background": bool, "service_tier": str, "metadata": dict, "safety_identifier": (str, _NULL),
+    "prompt_cache_key": (str, _NULL),
+}  # fmt: skip
+"""Fields that every response has, as OpenResponses requires."""
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "cancelled", "failed"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        dict.fromkeys(_TYPES),
+        {"metadata": "x", "prompt_cache_key": 5, "safety_identifier": [], "truncation": "auto", "max_tool_calls": 2},
+        {"text": {"format": "json"}, "tools": [{"type": "function", "name": "now"}], "service_tier": "flex"},
+        {"text": {"format": {"type": None}}, "tool_choice": {"type": "web_search"}, "reasoning": {"summary": "auto"}},
+    ],
+)
+def test_a_response_has_all_fields_that_openresponses_requires(asked: dict[str, Any], reason: str) -> None:
+    made = writer({**HELLO, **asked}, ENVELOPE)
+    events = (answers.started(30, 10), answers.reasoning("Hm."), answers.text("Hi"))
+    data = made.begin() + b"".join(made.feed(0, event) for event in events)
+    if reason == "failed":
+        data += made.error(ContextOverflowError("the prompt has 9 tokens"))
+    else:
+        data += made.feed(0, answers.finished(reason, STATS)) + made.end()
+    found = [event["response"] for event in named_events(data) if "response" in event]
+    assert len(found) == 3
+    for response in found:
+        wrong = [name for name, kind in _TYPES.items() if not isinstance(response.get(name, ...), kind)]
+        assert not wrong
+        assert response["text"]["format"]["type"] in ("text", "json_object")
+        assert response["tool_choice"] == "auto"
+        assert set(response["reasoning"]) == {"effort", "summary"}
+        assert all({"name", "description", "parameters", "strict"} <= set(tool) for tool in response["tools"])
+        assert (response["truncation"], response["service_tier"]) == ("disabled", "default")
+    last = found[-1]
+    status = {"stop": "completed", "length": "incomplete"}.get(reason, reason)
+    assert (last["status"], last["completed_at"] is not None) == (status, reason == "stop")
+
+
+def test_a_bare_schema_is_the_schema_of_the_format() -> None:
+    asked = {**HELLO, "text": {"format": SCHEMA}}
+    assert read(asked).request.grammar == Grammar("json_schema", json.dumps(SCHEMA))
+    told = writer(asked, ENVELOPE).whole()["text"]["format"]
+    assert told == {"type": "json_schema", "name": "", "description": None, "strict": False, "schema": SCHEMA}
+
+
+def test_settings_are_those_that_the_engine_gets() -> None:
+    made = writer({**HELLO, "top_p": 0.5}, ENVELOPE)
+    assert (made.whole()["temperature"], made.whole()["top_p"]) == (0.8, 0.5)
+    made.request = AnswerRequest(sampling=SamplingParams(temperature=0.25), limits=Limits(7), reasoning_effort="low")
+    whole = made.whole()
+    assert [whole[name] for name in ("temperature", "max_output_tokens")] == [0.25, 7]
+    assert whole["reasoning"] == {"effort": "low", "summary": None}
 
 
 def test_encrypted_reasoning_comes_back_as_it_was() -> None:
@@ -355,8 +416,58 @@ def test_encrypted_reasoning_comes_back_as_it_was() -> None:
 def test_what_was_asked_is_echoed() -> None:
     asked = {
         "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 9, "metadata": {"a": "b"}, "tools": [TOOL],
-        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "weather"},
+        "reasoning": {"effort": "low", "summary": None}, "tool_choice": {"type": "function", "name": "weather"},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True, "description": ""}},
     }  # fmt: skip
     whole = writer({**HELLO, **asked}, ENVELOPE).whole()
     assert {name: whole[name] for name in asked} == asked
     Response.model_validate(whole)
+
+
+# ---- compaction
+
+_TALK: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": "We launch on Tuesday."},
+    {"type": "function_call", "call_id": "c", "name": "now", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "Monday"},
+    {"id": "msg_7", "role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]},
+    {"role": "assistant", "content": "Understood."},
+]
+
+
+def test_a_conversation_is_compacted() -> None:
+    asked = {"model": "m", "input": [*_TALK[:4], *_TALK[5:]], "instructions": "You plan."}
+    request = read_compaction(asked).request
+    assert request.messages[0] == Message("system", "You plan.\n\nBe brief.")
+    assert [message.role for message in request.messages[1:]] == ["user", "assistant", "tool", "assistant", "user"]
+    assert "Summarize our conversation" in request.messages[-1].content
+    assert (request.begins, request.thinking) == ("", False)
+    with pytest.raises(UsageError, match="model is missing"):
+        read_compaction({"input": _TALK})
+
+
+def test_a_compaction_keeps_what_the_user_said_and_is_read_again() -> None:
+    made = fed(
+        CompactionWriter({"input": _TALK}, ENVELOPE),
+        answers.started(30, 10),
+        answers.reasoning("Hm."),
+        answers.text(" Launch: Tuesday."),
+        answers.finished("stop", STATS),
+    )
+    whole = made.whole()
+    assert (whole["object"], whole["id"], whole["usage"]["total_tokens"]) == ("response.compaction", "resp_1", 37)
+    first, second, summary = whole["output"]
+    assert (first["role"], first["content"]) == ("user", [{"type": "input_text", "text": "We launch on Tuesday."}])
+    assert (second["id"], second["content"][0]["detail"]) == ("msg_7", "auto")
+    assert all({"id", "type", "role", "status", "content"} <= set(item) for item in (first, second))
+    assert set(summary) == {"id", "type", "encrypted_content"}
+    going_on = read({"model": "m", "input": [first, summary, {"role": "user", "content": "When?"}]}).request.messages
+    assert [message.role for message in going_on] == ["user"] * 3
+    assert "Launch: Tuesday." in going_on[1].content
+
+
+def test_a_compaction_of_another_server_is_named_as_ignored() -> None:
+    items = [{"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAAA"}, {"role": "user", "content": "When?"}]
+    asked = read({"model": "m", "input": items})
+    assert (len(asked.request.messages), asked.ignored) == (1, ("input[0].type=compaction",))
