@@ -19,7 +19,7 @@ from llmrun.server.exchange import ServerState
 from llmrun.server.http import read_json
 from llmrun.server.protocols import anthropic, openai_chat, openai_responses
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai_text import HIGHEST_TOKEN
+from llmrun.server.protocols.options import HIGHEST_TOKEN
 from llmrun.server.protocols.stored_responses import StoredResponse
 
 _Result = TypeVar("_Result")

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions, RankedDocument, Role, TextVectors
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.options import read_keep_seconds
+from llmrun.server.protocols.options import HIGHEST_TOKEN, read_keep_seconds
 
 _MOST_DIMENSIONS = 1 << 20
-_HIGHEST_TOKEN = 2**31 - 1
 
 
 class EmbeddingRequest(NamedTuple):
@@ -76,7 +75,7 @@ def _texts_or_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, 
 
 
 def _is_token(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _HIGHEST_TOKEN
+    return type(value) is int and 0 <= value <= HIGHEST_TOKEN
 
 
 def openai_body(request: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
         one if isinstance(one, str) else Fields(one, f"documents[{index}]").needed_text("text")
         for index, one in enumerate(given)
     )
-    limit = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
+    limit = fields.whole("top_n", 1, HIGHEST_TOKEN) or len(documents)
     has_texts = bool(fields.flag("return_documents"))
     return RerankRequest(fields.text("model") or "", fields.needed_text("query"), documents, limit, has_texts)
 

@@ -13,13 +13,12 @@ from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
 from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_of_several, error_body, finish_reason
-from llmrun.server.protocols.options import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import HIGHEST_TOKEN, read_grammar_fields, read_limits
 
 __all__ = ["error_body", "read", "writer"]
 
 _KIND = "text_completion"
 _MOST_PROMPTS = 64
-HIGHEST_TOKEN = 2**31 - 1
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
@@ -31,9 +30,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     """
     fields = Fields(body)
     first, *others = (
-        AnswerRequest(
-            prompt=prompt if isinstance(prompt, str) else "",
-            prompt_tokens=() if isinstance(prompt, str) else prompt,
+        request_for(
+            prompt,
             suffix=fields.text("suffix") or None,
             limits=read_limits(fields, "max_tokens", "n_predict"),
             grammar=read_grammar_fields(fields),
@@ -53,23 +51,48 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     )
 
 
-def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
-    """Return the prompts: a text or a list of token ids each.
+Prompt = str | tuple[int | str, ...]
+"""A text, or token ids with texts between them."""
+
+
+def read_prompts(fields: Fields) -> list[Prompt]:
+    """Return the prompts. As in llama-server, a list with a token id in it is one prompt.
 
     Raises:
         UsageError: there is none, or too many, or one is something else.
     """
     value = fields.value("prompt")
-    several = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
-    prompts: list[str | tuple[int, ...]] = [
-        each if isinstance(each, str) else Fields({"prompt": each}).wholes("prompt", 0, HIGHEST_TOKEN)
-        for each in several
-    ]
-    if not all(each or isinstance(each, str) for each in prompts):
+    several = value if isinstance(value, list) and value and not any(type(each) is int for each in value) else [value]
+    if len(several) > _MOST_PROMPTS:
+        raise UsageError(f"prompt has {len(several):,} entries", why=f"the maximum is {_MOST_PROMPTS}")
+    return list(map(_prompt, several))
+
+
+def _prompt(value: Any) -> Prompt:
+    if isinstance(value, dict):  # llama-server's
+        inner = Fields(value, "prompt")
+        if inner.value("multimodal_data"):
+            hint = "/v1/chat/completions takes images and audio"
+            raise UsageError("prompt.multimodal_data can't be used here", hint=hint)
+        value = inner.needed_text("prompt_string")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
         raise UsageError("prompt is missing, or one is empty")
-    if len(prompts) > _MOST_PROMPTS:
-        raise UsageError(f"prompt has {len(prompts):,} entries", why=f"the maximum is {_MOST_PROMPTS}")
-    return prompts
+    if not all(isinstance(each, str) or (type(each) is int and 0 <= each <= HIGHEST_TOKEN) for each in value):
+        raise UsageError(
+            "prompt must be a text, or a list of token ids",
+            why=f"a token id is a whole number from 0 to {HIGHEST_TOKEN:,}",
+            hint="a list may have texts between token ids, or be one of several prompts",
+        )
+    return tuple(value)
+
+
+def request_for(prompt: Prompt, **fields: Any) -> AnswerRequest:
+    """Return the request for an answer to a prompt; `fields` are all others of an AnswerRequest."""
+    if isinstance(prompt, str):
+        return AnswerRequest(prompt=prompt, **fields)
+    return AnswerRequest(prompt="", prompt_tokens=prompt, **fields)
 
 
 def _check(fields: Fields, requests: Sequence[AnswerRequest]) -> None:
