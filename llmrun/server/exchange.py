@@ -206,6 +206,7 @@ class _Choice:
         self.connection: EngineConnection | None = None
         self.request = 0  # its number in that engine
         self.n_engines = 0
+        self.asked: AnswerRequest | None = None  # as the engine got it
         self.is_started = self.is_finished = False
         self.timer = timer
 
@@ -266,7 +267,7 @@ class ResponseStreams:
         except LlmrunError as error:
             self._put(index, error)
             return
-        choice.connection, choice.request = connection, connection.next_request()
+        choice.connection, choice.request, choice.asked = connection, connection.next_request(), request
         choice.n_engines += 1
         connection.send(Generate(choice.request, request), partial(self._put, index))
 
@@ -281,6 +282,12 @@ class ResponseStreams:
         speculation = model.drafting.speculation(self._completion.speculate)
         request = self._pool.complete(self._pooled, name, self._completion.of_choice(index))
         return replace(request, sampling=sampling, speculation=speculation, arrived=self._arrived)
+
+    def asked(self, index: int) -> AnswerRequest:
+        """Return the request for an answer that has started, as the engine got it."""
+        asked = self._choices[index].asked
+        assert asked is not None
+        return asked
 
     def notice(self, index: int, event: AnswerEvent) -> None:
         """Follow the events of an answer: count, and request it again if its engine died before it started.
@@ -450,6 +457,7 @@ class HttpExchange:
                 if event is None or isinstance(event, LlmrunError):
                     continue
                 if isinstance(event, Started):
+                    writer.requests[choice] = answers.asked(choice)
                     if choice == 0:
                         self._name_ignored(event.left_out)
                     chunk += await self._start_stream(writer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from llmrun.errors import UsageError
@@ -165,7 +166,10 @@ class TextWriter(CompletionWriter):
         return self._texts[choice].with_text(part.text)  # there is only text without a template
 
     def finished(self, choice: int) -> bytes:
-        return self._chunk(choice, "")
+        return self._empty_chunk(choice, {} if self._has_usage else self._timings(choice))
+
+    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
+        return self._chunk(index, "", more=more)
 
     def end(self) -> bytes:
         return self._end(_KIND)
@@ -178,7 +182,7 @@ class TextWriter(CompletionWriter):
             joined = {name: [*prompt.get(name, ()), *values] for name, values in own.items()}
             has_logprobs = bool(prompt or answer.text_logprobs)
             choices.append(self._choice(index, self._echoes[index] + answer.text, joined if has_logprobs else None))
-        return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
+        return {**self._head(_KIND), "choices": choices, "usage": self._usage(), **self._timings(0)}
 
     def _new_offsets(self, index: int) -> TextOffsets:
         return TextOffsets(self._n_before[index // self._n] if self._n_before else 0)
@@ -188,10 +192,18 @@ class TextWriter(CompletionWriter):
         prompts = self._envelope.prompts if self._has_logprobs else ()
         return offsets.prompt_logprobs(prompts[index // self._n]) if prompts else {}
 
-    def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), *, is_prompt: bool = False) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[TokenLogprob] = (),
+        *,
+        is_prompt: bool = False,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
         offsets = self._offsets[index]
         logprobs = self._prompt_logprobs(index, offsets) if is_prompt else offsets.logprobs(tokens) if tokens else None
-        data = {**self._head(_KIND), "choices": [self._choice(index, text, logprobs or None)]}
+        data = {**self._head(_KIND), "choices": [self._choice(index, text, logprobs or None)], **more}
         return sse_event({**data, "usage": None} if self._has_usage else data)
 
     def _choice(self, index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:

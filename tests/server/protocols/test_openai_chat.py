@@ -394,7 +394,8 @@ def test_usage_is_that_of_all_prompts() -> None:
     "body",
     [
         {}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [[1, True]]}, {"prompt": ["a", [1, []]]}, {"prompt": {}},
-        {"prompt": {"prompt_string": "a <__media__>", "multimodal_data": ["YQ=="]}}, {"prompt": [-1]}, {"prompt": ["a"] * 65}, {"prompt": [1], "suffix": "b"},
+        {"prompt": {"prompt_string": "a <__media__>", "multimodal_data": ["YQ=="]}}, {"prompt": [-1]},
+        {"prompt": ["a"] * 65}, {"prompt": [1], "suffix": "b"},
         {"prompt": "a", "echo": True, "logprobs": 1, "suffix": "b"},
     ],
 )  # fmt: skip
