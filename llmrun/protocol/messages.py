@@ -289,7 +289,7 @@ class Started(NamedTuple):
 
 
 class PrefillProgress(NamedTuple):
-    """The number of prompt tokens prefilled so far, without reused ones, and the seconds spent; all before the answer."""
+    """The number of prompt tokens prefilled so far, without reused ones, and the seconds spent; at last all of them."""
 
     request: int
     tokens: int

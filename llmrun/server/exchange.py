@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
@@ -52,7 +53,7 @@ from llmrun.server.http import (
 )
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
-from llmrun.server.pool import Pool, PooledModel, prompt_hash
+from llmrun.server.pool import Pool, PooledModel, RunningAnswer, prompt_hash
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.watch import Watch, watched
@@ -209,6 +210,7 @@ class _Choice:
         self.asked: AnswerRequest | None = None  # as the engine got it
         self.is_started = self.is_finished = False
         self.timer = timer
+        self.slot: int | None = None  # in PooledModel.running, while it runs
 
 
 class ResponseStreams:
@@ -298,16 +300,22 @@ class ResponseStreams:
         choice = self._choices[index]
         if type(event) is TextDelta:
             choice.timer.delta(event)
+            if choice.slot is not None:
+                self._pooled.running[choice.slot].add(event)
         elif isinstance(event, EngineCrashedError):
             self._recover(index, event)
         elif isinstance(event, LlmrunError):
             raise event
         elif isinstance(event, Started):
             choice.is_started = True
+            choice.slot = next(slot for slot in count() if slot not in self._pooled.running)
+            asked = RunningAnswer(choice.request, self.asked(index), event, self._completion.stream)
+            self._pooled.running[choice.slot] = asked
             self.rewritten += event.rewritten
             choice.timer.started(event)
         elif isinstance(event, Finished):
             choice.is_finished = True
+            self._release(choice)
             if self._pool.crashes:
                 self._pool.crashes.forget(self._prompt(index))
             choice.timer.finished(event)
@@ -328,11 +336,17 @@ class ResponseStreams:
             raise crash
         self._spawn(index)
 
+    def _release(self, choice: _Choice) -> None:
+        if choice.slot is not None:
+            del self._pooled.running[choice.slot]
+            choice.slot = None
+
     def cancel(self) -> None:
         """Cancel all unfinished answers; their events are no longer delivered to a client."""
         for task in self._tasks:
             task.cancel()
         for choice in self._choices:
+            self._release(choice)
             if not choice.is_finished:
                 choice.timer.aborted()
                 if choice.connection is not None:

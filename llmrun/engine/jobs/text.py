@@ -13,13 +13,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from llmrun import _native
-from llmrun.engine.llama.base import Vocabulary, check_tokens
+from llmrun.engine.llama.base import Vocabulary, check_tokens, vocabulary_pieces
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.prompt.control_texts import ControlTexts
 from llmrun.errors import CancelledError, ContextOverflowError, UsageError
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText, VocabularyPiece
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText
 
 if TYPE_CHECKING:  # a text is tokenized without a loaded model
     from llmrun.engine.loaded import LoadedModel
@@ -35,23 +35,13 @@ def run_tokenize(command: TokenizeText, report: Callable[[Empty], None], flag: _
     vocabulary = _vocabulary(command.model, flag)
     tokens = vocabulary.tokenize(command.text, special=command.special)
     tokens = vocabulary.with_bos(tokens) if command.special else tokens
-    return TextTokens(tuple(tokens), pieces(vocabulary, tokens), vocabulary.n_tokens)
+    return TextTokens(tuple(tokens), vocabulary_pieces(vocabulary, tokens), vocabulary.n_tokens)
 
 
 @lru_cache(1)
 def _vocabulary(model: str, flag: _native.CancelFlag) -> Vocabulary:
     """Load the vocabulary of a model's file. It is never closed: that would wait for the thread that reads it."""
     return LlamaModel(model, 0, flag, vocabulary_only=True).vocabulary
-
-
-def pieces(vocabulary: Vocabulary, tokens: list[int]) -> tuple[VocabularyPiece, ...]:
-    """Return the pieces of tokens, each once, in the order of first occurrence."""
-    return tuple(_piece(vocabulary, token) for token in dict.fromkeys(tokens))
-
-
-def _piece(vocabulary: Vocabulary, token: int) -> VocabularyPiece:
-    text = vocabulary.piece(token)
-    return VocabularyPiece(token, (text or vocabulary.control_piece(token)).hex(), is_control=not text)
 
 
 def run_embed(

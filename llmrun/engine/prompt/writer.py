@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.core.prefix import Salt
-from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens
+from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens, vocabulary_pieces
 from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
@@ -280,8 +280,8 @@ class PromptWriter:
         """
         check_tokens((part for part in parts if isinstance(part, int)), self._vocabulary.n_tokens)
         self._raise_if_too_long([Message("user", part) for part in parts if isinstance(part, str)])
-        pieces = [Part(part, True) if isinstance(part, str) else part for part in parts]
-        return self._tokens(pieces, lambda media: ())[0]
+        given = [Part(part, True) if isinstance(part, str) else part for part in parts]
+        return self._tokens(given, lambda media: ())[0]
 
     def count(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> TokenCount:
         """Count the tokens of a conversation, and of each message.
@@ -316,8 +316,11 @@ class PromptWriter:
             ContextOverflowError: it is certainly longer than the context window.
         """
         self._raise_if_too_long([Message("user", command.text)])
-        tokens = self._vocabulary.tokenize(command.text, special=command.special)
-        return TextTokens(tuple(tokens), (), self._vocabulary.n_tokens)
+        vocabulary = self._vocabulary
+        tokens = vocabulary.tokenize(command.text, special=command.special)
+        tokens = vocabulary.with_bos(tokens) if command.adds_bos else tokens
+        pieces = vocabulary_pieces(vocabulary, tokens) if command.has_pieces else ()
+        return TextTokens(tuple(tokens), pieces, vocabulary.n_tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens.

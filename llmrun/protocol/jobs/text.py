@@ -13,6 +13,8 @@ class TokenizeText(NamedTuple):
     model: str  # path of the model's (first) file, absolute; "" for the loaded model
     text: str
     special: bool = True  # turn the texts of control tokens into these; a file also adds the begin-of-sequence token
+    adds_bos: bool = False  # the loaded model adds it, if its prompts have one
+    has_pieces: bool = False  # the loaded model tells the pieces, as a file always does
 
 
 class VocabularyPiece(NamedTuple):
@@ -27,7 +29,7 @@ class TextTokens(NamedTuple):
     """A text's tokens."""
 
     tokens: tuple[int, ...]
-    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once; none by the loaded model
+    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once
     n_vocab: int
 
 
