@@ -62,6 +62,10 @@ def test_token_ids_are_taken_as_they_are(server: LiveServer) -> None:
     assert rows_of(ids) == pytest.approx(rows_of(texts), abs=1e-5)
     one = server.post("/v1/embeddings", {"input": [2, 5, 6, 3]}).json
     assert rows_of(one) == pytest.approx(rows_of(texts)[:1], abs=1e-5)
+    mixed = server.post("/v1/embeddings", {"input": [[2, 10, 3], "the model", [2, 5, 6, 3], "b"]}).json
+    order = [1, 0, 0, 1]
+    assert rows_of(mixed) == pytest.approx(np.array([rows_of(texts)[place] for place in order]), abs=1e-5)
+    assert server.post("/v1/embeddings", {"input": ["a", [2, "b"]]}).status == 400
 
 
 def test_dimensions_are_cut_and_have_length_one_again(server: LiveServer, unit: Any) -> None:

@@ -19,10 +19,11 @@ class EmbeddingRequest(NamedTuple):
 
     model: str  # its name; "" for the first model of the server
     texts: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]  # token ids instead of texts
+    tokens: tuple[tuple[int, ...], ...]  # of further texts, given as token ids
     options: EmbedOptions
     keep_seconds: float | None = None  # see CompletionRequest
     in_base64: bool = False  # encoding of the vectors
+    places: tuple[int, ...] = ()  # in the input, of `texts` and then of `tokens`; none if it has only one of them
 
 
 class RerankRequest(NamedTuple):
@@ -43,11 +44,10 @@ def read_openai(body: Mapping[str, Any]) -> EmbeddingRequest:
     """
     fields = Fields(body)
     kind = fields.choice("encoding_format", "float", "base64")
-    texts, tokens = _texts_or_tokens(fields)
+    texts, tokens, places = _texts_and_tokens(fields)
     options = EmbedOptions(_role(fields), dimensions=_dimensions(fields), truncate=bool(fields.flag("truncate")))
-    return EmbeddingRequest(
-        fields.text("model") or "", texts, tokens, options, read_keep_seconds(fields), in_base64=kind == "base64"
-    )
+    model, keep_seconds = fields.text("model") or "", read_keep_seconds(fields)
+    return EmbeddingRequest(model, texts, tokens, options, keep_seconds, in_base64=kind == "base64", places=places)
 
 
 def _role(fields: Fields) -> Role | None:
@@ -59,19 +59,18 @@ def _dimensions(fields: Fields) -> int | None:
     return fields.whole("dimensions", 1, _MOST_DIMENSIONS)
 
 
-def _texts_or_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Return the input: one or several texts, or the token ids of one or several texts."""
+def _texts_and_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """Return the input: texts, token ids of texts, and their places in it where it has both."""
     given = fields.value("input")
-    if isinstance(given, str):
-        return (given,), ()
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, (str, list)) or given == []:
         raise UsageError("input must be a text, or a list of texts or of token ids", why="and not be empty")
-    if all(isinstance(one, str) for one in given):
-        return tuple(given), ()
-    rows = [given] if all(map(_is_token, given)) else given
-    if not all(isinstance(row, list) and row and all(map(_is_token, row)) for row in rows):
+    rows = [given] if isinstance(given, str) or all(map(_is_token, given)) else given
+    texts = {place: row for place, row in enumerate(rows) if isinstance(row, str)}
+    tokens = {place: tuple(row) for place, row in enumerate(rows) if isinstance(row, list) and row}
+    if len(texts) + len(tokens) != len(rows) or not all(_is_token(token) for row in tokens.values() for token in row):
         raise UsageError("input must be a text, or a list of texts or of token ids")
-    return (), tuple(map(tuple, rows))
+    places = (*texts, *tokens) if texts and tokens else ()
+    return tuple(texts.values()), tuple(tokens.values()), places
 
 
 def _is_token(value: Any) -> bool:

@@ -11,6 +11,7 @@ from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
 
 FINGERPRINT = f"llmrun-{version('llmrun')}"
 """What computes, in the fields for that: system_fingerprint, build_info."""
+_RANDOM_SEED = 2**32 - 1  # a new one for each answer
 _SAMPLERS = {"typical_p": "typ_p"}  # names of steps that are others in llama-server
 _ABSENT = {"adaptive_target": -1.0, "adaptive_decay": 0.9, "n_keep": 0, "n_discard": 0, "min_keep": 0}
 """Settings of llama-server that do not exist here, with the values that switch them off."""
@@ -71,7 +72,7 @@ def generation_settings(
     n_predict = -1 if limits.max_tokens is None else limits.max_tokens
     return {
         **values,
-        "seed": sampling.seed if seed is None else seed,
+        "seed": next((each for each in (seed, sampling.seed) if each is not None), _RANDOM_SEED),
         "dry_sequence_breakers": list(sampling.dry_breakers),
         "logit_bias": [
             {"token": token, "bias": None if bias == -math.inf else bias} for token, bias in sampling.logit_bias
