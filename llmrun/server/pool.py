@@ -411,7 +411,7 @@ class Pool:
         """
         is_first = bool(self.names) and self._paths.get(self.names[0], pooled.path) == pooled.path
         given = self._given_name(name)
-        if self.base_name(name) == self.adapters.model:
+        if is_first:  # whose adapters they are
             request = self.adapters.apply(name, request)
         return self._defaults.apply(request, given, is_first=is_first)
 
