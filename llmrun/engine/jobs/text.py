@@ -64,7 +64,7 @@ def run_embed(
         texts=tuple(vocabulary.cut(text, limit) for text in texts),
         query=None if command.query is None else vocabulary.cut(command.query, limit),
     )
-    sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, is_wanted)
+    sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, limit, is_wanted)
     cut = [sequence.within(limit) for sequence in sequences]
     truncated = tuple(index for index, sequence in enumerate(sequences) if len(sequence) > limit)
     if truncated and not command.truncates:
@@ -104,8 +104,17 @@ class _Sequence:
         return [*self._before, *self._tokens[:length], *self._after]
 
 
+def _joined(vocabulary: LlamaVocabulary, parts: Iterable[int | str], limit: int) -> list[int]:
+    """Return token ids, with those of the texts between them; of a text that has more than the limit only the first."""
+    tokens: list[int] = []
+    for part in parts:
+        text = vocabulary.cut(part, limit) if isinstance(part, str) else ""
+        tokens += [part] if isinstance(part, int) else vocabulary.tokenize(text, special=True, begins=not tokens)
+    return tokens
+
+
 def _sequences(
-    vocabulary: LlamaVocabulary, command: EmbedTexts, template: str, is_wanted: Callable[[], bool]
+    vocabulary: LlamaVocabulary, command: EmbedTexts, template: str, limit: int, is_wanted: Callable[[], bool]
 ) -> list[_Sequence]:
     def wanted_texts() -> Iterator[str]:
         for text in command.texts:
@@ -114,8 +123,9 @@ def _sequences(
             yield text
 
     if command.tokens:
-        check_tokens(chain.from_iterable(command.tokens), vocabulary.n_tokens)
-        return [_Sequence((), tokens, ()) for tokens in command.tokens]
+        parts = chain.from_iterable(command.tokens)
+        check_tokens((part for part in parts if isinstance(part, int)), vocabulary.n_tokens)
+        return [_Sequence((), _joined(vocabulary, parts, limit), ()) for parts in command.tokens]
     if command.query is not None and template:
         return _templated(vocabulary, template, command.query, wanted_texts())
     before, after = vocabulary.around_text

@@ -42,7 +42,7 @@ class EmbedTexts(NamedTuple):
     texts: tuple[str, ...]  # not empty
     pooling: str  # "mean", "cls", "last" or "rank"
     query: str | None = None  # score the texts against it, with a model that has a ranking head
-    tokens: tuple[tuple[int, ...], ...] = ()  # token ids instead of texts, used unchanged
+    tokens: tuple[tuple[int | str, ...], ...] = ()  # instead of texts: token ids, and texts between them
     truncates: bool = True  # cut the end of a text longer than the context window, or else raise an error
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions, RankedDocument, Role, TextVectors
 from llmrun.server.protocols.fields import Fields
+from llmrun.server.protocols.openai import content
 from llmrun.server.protocols.options import HIGHEST_TOKEN, read_keep_seconds
 
 _MOST_DIMENSIONS = 1 << 20
@@ -19,7 +20,7 @@ class EmbeddingRequest(NamedTuple):
 
     model: str  # its name; "" for the first model of the server
     texts: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]  # of further texts, given as token ids
+    tokens: tuple[tuple[int | str, ...], ...]  # of further texts, given as token ids, with texts between them
     options: EmbedOptions
     keep_seconds: float | None = None  # see CompletionRequest
     in_base64: bool = False  # encoding of the vectors
@@ -59,18 +60,34 @@ def _dimensions(fields: Fields) -> int | None:
     return fields.whole("dimensions", 1, _MOST_DIMENSIONS)
 
 
-def _texts_and_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Return the input: texts, token ids of texts, and their places in it where it has both."""
+def _texts_and_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...], tuple[int, ...]]:
+    """Return the input: texts, token ids of texts, and their places in it where it has both.
+
+    As in llama-server, a list with a token id in it is one text, and objects have one too.
+    """
     given = fields.value("input")
-    if not isinstance(given, (str, list)) or given == []:
+    if not isinstance(given, (str, list, dict)) or given == []:
         raise UsageError("input must be a text, or a list of texts or of token ids", why="and not be empty")
-    rows = [given] if isinstance(given, str) or all(map(_is_token, given)) else given
+    rows = list(map(_row, given if isinstance(given, list) and not any(map(_is_token, given)) else [given]))
     texts = {place: row for place, row in enumerate(rows) if isinstance(row, str)}
-    tokens = {place: tuple(row) for place, row in enumerate(rows) if isinstance(row, list) and row}
-    if len(texts) + len(tokens) != len(rows) or not all(_is_token(token) for row in tokens.values() for token in row):
-        raise UsageError("input must be a text, or a list of texts or of token ids")
+    tokens = {place: row for place, row in enumerate(rows) if isinstance(row, tuple)}
     places = (*texts, *tokens) if texts and tokens else ()
     return tuple(texts.values()), tuple(tokens.values()), places
+
+
+def _row(value: Any) -> str | tuple[int | str, ...]:
+    """Return a text, or its token ids."""
+    if isinstance(value, dict):
+        inner = Fields(value, "input")
+        text, media = content(inner, "content") if isinstance(value.get("content"), list) else ("", ())
+        if media:
+            raise UsageError("input.content can have no images or audio", why="only texts have vectors here")
+        return text or inner.needed_text("prompt_string")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) or _is_token(each) for each in value):
+        raise UsageError("input must be a text, or a list of texts or of token ids")
+    return tuple(value)
 
 
 def _is_token(value: Any) -> bool:
