@@ -358,4 +358,5 @@ def _body(row: Row, answer: ResponseAccumulator, key: str) -> dict[str, Any]:
     model = str(row.columns["body"].get("model") or "")
     writer = protocol_of(row).writer(row.columns["body"], Envelope(f"cmpl-{key}", int(time.time()), model))
     writer.answers[0] = answer
-    return writer.whole()
+    body: dict[str, Any] = writer.whole()
+    return body

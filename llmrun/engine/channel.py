@@ -130,6 +130,7 @@ def _add(pieces: list[TextDelta], piece: TextDelta) -> None:
     if last is not None and last.drafted == piece.drafted:
         text, tokens = last.text + piece.text, last.tokens + piece.tokens
         parts = None if last.parts is None and piece.parts is None else (*last.answer_parts, *piece.answer_parts)
-        pieces[-1] = piece._replace(text=text, tokens=tokens, logprobs=last.logprobs + piece.logprobs, parts=parts)
+        logprobs, ids = last.logprobs + piece.logprobs, last.ids + piece.ids
+        pieces[-1] = piece._replace(text=text, tokens=tokens, logprobs=logprobs, parts=parts, ids=ids)
     else:
         pieces.append(piece)

@@ -131,6 +131,7 @@ class Preparer:
             request.logprobs,
             self._end(request, constraint, matcher, n_prompt=len(tokens)),
             self._vocabulary.ends if request.limits.ignores_end else (),
+            processed_logprobs=request.processed_logprobs,
         )
         adapters = self.prompts.adapters_for(request.adapters)
         sequence = Sequence(
@@ -145,6 +146,7 @@ class Preparer:
             media=prompt.media,
             drafting=self._drafting(request, tokens, has_media=prompt.media is not None),
             guard=RepeatGuard() if request.stops_repeats else None,
+            token_ids=request.token_ids,
         )
         if prompt.turn is not None and beginning is None:  # else the answer's message has more than was generated
             prompt.turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))

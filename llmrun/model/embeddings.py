@@ -27,7 +27,7 @@ MOST_TEXTS = 128  # in a job
 MOST_CHARACTERS = 1 << 12
 """Characters of the texts of a job, about 1,000 tokens: all other requests wait for its end."""
 _TOKEN_CHARACTERS = 4
-_Text = TypeVar("_Text", str, Sequence[int])
+_Text = TypeVar("_Text", str, Sequence[int | str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class Embedding:
             prompted = tuple(self._prompt + text for text in chunk)
             yield EmbedTexts(prompted, self.pooling, truncates=self._options.truncate)
 
-    def of_tokens(self, tokens: Sequence[Sequence[int]]) -> Iterator[EmbedTexts]:
-        """Yield the jobs that embed texts given as tokens, without a prompt."""
+    def of_tokens(self, tokens: Sequence[Sequence[int | str]]) -> Iterator[EmbedTexts]:
+        """Yield the jobs that embed texts given as token ids, with texts between them, without a prompt."""
         for chunk in _chunks(tokens, MOST_CHARACTERS // _TOKEN_CHARACTERS):
             yield EmbedTexts((), self.pooling, tokens=tuple(map(tuple, chunk)), truncates=self._options.truncate)
 

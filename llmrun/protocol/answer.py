@@ -128,6 +128,7 @@ class ResponseAccumulator:
         started: None before the answer has started.
         finished: None before the answer has finished.
         logprobs: of all tokens, if they were requested.
+        ids: of all tokens, if they were requested.
         text_logprobs: of the tokens of the text.
         all_calls: the last one may be incomplete.
         has_text: the model has written something, be it reasoning or calls.
@@ -138,6 +139,7 @@ class ResponseAccumulator:
         self.started: Started | None = None
         self.finished: Finished | None = None
         self.logprobs: list[TokenLogprob] = []
+        self.ids: list[int] = []
         self.text_logprobs: list[TokenLogprob] = []
         self.all_calls: list[ToolCall] = []
         self.has_text = False
@@ -155,6 +157,7 @@ class ResponseAccumulator:
         """
         if type(event) is TextDelta:
             self.has_text = self.has_text or bool(event.text)
+            self.ids += event.ids
             if event.parts is None and not (event.logprobs or self._waiting):  # a shortcut for most events
                 self._text.append(event.text)
                 return (AnswerPart("text", event.text),) if event.text else ()
@@ -250,16 +253,21 @@ def _tokens_of(text: str, tokens: tuple[TokenLogprob, ...]) -> tuple[TokenLogpro
 
 
 def logprob_entries(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return one object for each token; what was drafted in its place is llmrun's own field."""
+    """Return one object for each token. Ids are llama-server's; what was drafted in its place is llmrun's own field."""
     return [
         {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.bytes),
-            "top_logprobs": [
-                {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in token.top
-            ],
+            **entry,
+            "top_logprobs": top,
             **({"draft": token.draft._asdict()} if token.draft is not None else {}),
         }
         for token in tokens
+        for entry, *top in [_entries(token)]
     ]
+
+
+def _entries(token: TokenLogprob) -> list[dict[str, Any]]:
+    """Return the objects of a token, and of the most likely ones in its place."""
+    entries = [
+        {"token": text, "logprob": logprob, "bytes": list(data)} for text, data, logprob in (token[:3], *token.top)
+    ]
+    return [{"id": each, **entry} for each, entry in zip(token.ids, entries, strict=True)] if token.ids else entries

@@ -39,8 +39,12 @@ def _is_number(value: Any) -> bool:
 
 def _are_biases(value: Any) -> bool:
     return _is_list(value) and all(
-        _is_list(pair) and len(pair) == 2 and _is_whole(pair[0]) and _is_number(pair[1]) for pair in value
+        _is_list(pair) and len(pair) == 2 and _is_token_or_text(pair[0]) and _is_number(pair[1]) for pair in value
     )
+
+
+def _is_token_or_text(value: Any) -> bool:
+    return _is_whole(value) or TEXT.fits(value)
 
 
 def _is_list(value: Any) -> bool:
@@ -79,7 +83,7 @@ def _list_of(kind: ValueKind, words: str) -> ValueKind:
 
 NUMBER = ValueKind("a number", _is_number)
 TEXTS = _list_of(TEXT, "a list of texts")
-BIASES = ValueKind("pairs of a token id and a number", _are_biases)
+BIASES = ValueKind("pairs of a token id, or a text, and a number", _are_biases)
 _WHOLE = ValueKind("a whole number", _is_whole)
 _SWITCH = ValueKind("True or False", lambda value: isinstance(value, bool))
 _FUNCTION = ValueKind("a function", callable)
@@ -107,7 +111,7 @@ KINDS: dict[str, ValueKind] = {
         lambda value: isinstance(value, (str, Mapping)) or _are_several(value) or _is_made("Message", value),
     ),
     "prompt": TEXT,
-    "prompt_tokens": _list_of(_WHOLE, "a list of whole numbers"),
+    "prompt_tokens": _list_of(ValueKind("", _is_token_or_text), "a list of token ids, and of texts between them"),
     "suffix": _optional(TEXT),
     "schema": ValueKind(
         "a dict or a class with model_json_schema()",
@@ -128,6 +132,8 @@ KINDS: dict[str, ValueKind] = {
     "remember": _whole(0, MOST_TOKENS),
     "moves": _SWITCH,
     "logprobs": _optional(_whole(0, MOST_TOP_LOGPROBS)),
+    "processed_logprobs": _SWITCH,
+    "token_ids": _SWITCH,
     "salt": TEXT,
     "tools": _list_of(_made("Tool"), "a list of Tools"),
     "tool_choice": TEXT,

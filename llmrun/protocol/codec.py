@@ -206,6 +206,8 @@ def _field(kind: Any, what: str, newer: bool) -> _Field:
     if _is_ours(kind):
         return _Field(None, lambda value: from_json(kind, value, newer=newer))
     inner = [_field(argument, what, newer) for argument in arguments if argument not in (NoneType, Ellipsis)]
+    if origin in (Union, UnionType) and NoneType not in arguments:  # of several plain types
+        return _Field(None, lambda value: value if type(value) in arguments else _refuse(value, what))
     if origin in (Union, UnionType) and len(inner) == 1:
         return _Field(inner[0].exact, lambda value: None if value is None else inner[0].convert(value))
     if origin is tuple:

@@ -57,11 +57,11 @@ def encode(frame: Frame) -> bytes:
 def encode_text(rows: Iterable[TextDelta]) -> bytes:
     """Return one frame for the text of several answers, without log-probabilities; raise as encode()."""
     written = []
-    for request, text, tokens, _, drafted, parts in rows:
+    for request, text, tokens, _, drafted, parts, ids in rows:
         split = "null"
         if parts is not None and parts != (("text", text, "", ()),):  # one part that is all text is known without it
             split = json.dumps([part[:_N_PART_FIELDS] for part in parts])
-        written.append(f"[{request},{_json_text(text)},{tokens},{int(drafted)},{split}]")
+        written.append(f"[{request},{_json_text(text)},{tokens},{int(drafted)},{split},{list(ids)}]")
     return _framed(f"{_TEXT_BEFORE.decode()}[{','.join(written)}]{_TEXT_AFTER.decode()}")
 
 
@@ -98,10 +98,12 @@ def decode(body: bytes) -> Frame | TextDeltas:
 
 def _text_delta(row: Any) -> TextDelta:
     """Return a row of TextDeltas; raise TypeError or ValueError if it is something else."""
-    request, text, tokens, drafted, parts = row
-    if (type(request), type(text), type(tokens), type(drafted)) != _ROW_TYPES:
+    request, text, tokens, drafted, parts, ids = row
+    has_types = (type(request), type(text), type(tokens), type(drafted)) == _ROW_TYPES
+    if not has_types or type(ids) is not list or (ids and set(map(type, ids)) != {int}):
         raise TypeError(f"a row of TextDeltas is {row!r:.40}")
-    return TextDelta(request, text, tokens, (), bool(drafted), None if parts is None else tuple(map(_part, parts)))
+    split = None if parts is None else tuple(map(_part, parts))
+    return TextDelta(request, text, tokens, (), bool(drafted), split, tuple(ids))
 
 
 def _part(part: Any) -> AnswerPart:

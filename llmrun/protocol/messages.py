@@ -85,8 +85,8 @@ class AnswerRequest:
 
     Attributes:
         messages: the whole conversation; empty if `prompt` is used.
-        prompt: plain text to continue, without a chat template.
-        prompt_tokens: token ids to continue; `prompt` is "" then.
+        prompt: plain text to continue, without a chat template; texts of control tokens in it are these tokens.
+        prompt_tokens: token ids to continue, and texts between them; `prompt` is "" then.
         suffix: text after the answer, which fills the gap between `prompt` and it; None is no gap.
         sampling: sampling parameters.
         limits: maximum length, stop texts and banned phrases.
@@ -103,6 +103,8 @@ class AnswerRequest:
             instead of computed again, so that those turns still attend to the removed ones.
         logprobs: report the log-probability of each token, and of this many most likely tokens in its place; None
             reports none.
+        processed_logprobs: report those after the sampler chain, by which the token was drawn, not the model's own.
+        token_ids: report the id of each token, of the one that ends the answer too.
         salt: cached prefixes are shared only between requests with the same salt.
         owner: whose request it is, a digest of an API key; "" is the user of this machine. What is remembered of a
             request serves its owner only.
@@ -125,7 +127,7 @@ class AnswerRequest:
 
     messages: tuple[Message, ...] = ()
     prompt: str | None = None
-    prompt_tokens: tuple[int, ...] = ()
+    prompt_tokens: tuple[int | str, ...] = ()
     suffix: str | None = None
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
@@ -139,6 +141,8 @@ class AnswerRequest:
     remember: int = 0
     moves: bool = False
     logprobs: int | None = None
+    processed_logprobs: bool = False
+    token_ids: bool = False
     salt: str = ""
     owner: str = ""
     tools: tuple[Tool, ...] = ()
@@ -285,7 +289,7 @@ class Started(NamedTuple):
 
 
 class PrefillProgress(NamedTuple):
-    """The number of prompt tokens prefilled so far, without reused ones, and the seconds spent."""
+    """The number of prompt tokens prefilled so far, without reused ones, and the seconds spent; at last all of them."""
 
     request: int
     tokens: int
@@ -315,6 +319,7 @@ class TokenLogprob(NamedTuple):
     logprob: float  # natural logarithm of its probability
     top: tuple[tuple[str, tuple[int, ...], float], ...]  # (text, bytes, logprob) of the most likely tokens in its place
     draft: DraftedToken | None = None  # in its place
+    ids: tuple[int, ...] = ()  # of the token and of those in `top`; none if a remote server does not tell them
 
 
 PartKind = Literal["text", "reasoning", "reasoning_end", "call", "arguments", "call_end"]
@@ -338,6 +343,7 @@ class TextDelta(NamedTuple):
         logprobs: log-probabilities of the tokens whose text begins in it, if they were requested.
         drafted: the last token was drafted, and verified by the decode step that gave an earlier token.
         parts: the same without tags and syntax; None if all of it is answer text.
+        ids: of the tokens that are certain with it, if they were requested.
     """
 
     request: int
@@ -346,6 +352,7 @@ class TextDelta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     drafted: bool = False
     parts: tuple[AnswerPart, ...] | None = None
+    ids: tuple[int, ...] = ()
 
     @property
     def answer_parts(self) -> tuple[AnswerPart, ...]:

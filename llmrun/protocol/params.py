@@ -184,7 +184,8 @@ class SamplingParams:
         0.1, "--mirostat-eta", "Mirostat's learning rate.", (0.0, 1.0),
         servers=_LLAMA_SERVER, card="mirostat_eta",
     )  # fmt: skip
-    logit_bias: tuple[tuple[int, float], ...] = parameter(
+    # A text stands for each of its tokens.
+    logit_bias: tuple[tuple[int | str, float], ...] = parameter(
         (), "--logit-bias", "TOKEN=BIAS: add a bias to a token's logit; -inf bans the token; may be repeated.",
         values=BIASES, is_repeated=True, in_preset=False, for_beams=True, servers=_ALL,
     )  # fmt: skip
@@ -268,9 +269,9 @@ def check_parameter(name: str, value: Any, label: str = "") -> Any:
     return int(value) if whole else value if isinstance(value, int) else float(value)
 
 
-def _check_biases(biases: tuple[tuple[int, float], ...], label: str) -> None:
+def _check_biases(biases: tuple[tuple[int | str, float], ...], label: str) -> None:
     for token, bias in biases:
-        if token < 0 or math.isnan(bias) or bias == math.inf:
+        if (isinstance(token, int) and token < 0) or math.isnan(bias) or bias == math.inf:
             raise UsageError(
                 f"invalid {label} of token {token}: {bias}",
                 why="a token id is not negative, a bias is a number or -inf",

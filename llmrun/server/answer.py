@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import ResponseAccumulator
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, Event, Finished, Started, TokenLogprob
+from llmrun.protocol.messages import (
+    AnswerPart,
+    AnswerRequest,
+    Event,
+    Finished,
+    PrefillProgress,
+    Started,
+    TokenLogprob,
+)
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _json_text = json.encoder.encode_basestring  # that of _COMPACT, without its layers
@@ -74,14 +82,14 @@ class AnswerWriter(ABC):
     Attributes:
         media_type: of a stream.
         answers: as far as they were received.
-        request: of the first answer as its engine gets it, all defaults filled in; from the start of the answers on.
+        requests: for each answer that has started, as the engine got it, with the sampling that is used.
     """
 
     media_type = EVENT_STREAM
-    request = AnswerRequest()
 
     def __init__(self, n_answers: int = 1) -> None:
         self.answers = [ResponseAccumulator() for _ in range(n_answers)]
+        self.requests: dict[int, AnswerRequest] = {}
 
     def feed(self, choice: int, event: Event) -> bytes:
         """Add an event of an answer, by its index; return the bytes for a stream, b"" for none."""
@@ -92,6 +100,8 @@ class AnswerWriter(ABC):
             return b"".join([self.part(choice, part) for part in parts])
         if type(event) is Started:
             return self.started(choice)
+        if type(event) is PrefillProgress:
+            return self.progress(choice, event)
         return self.finished(choice) if type(event) is Finished else b""
 
     def begin(self) -> bytes:
@@ -102,9 +112,13 @@ class AnswerWriter(ABC):
         """Return the bytes for the start of an answer, when its prompt is accepted."""
         return b""
 
-    @abstractmethod
+    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
+        """Return the bytes for a computed part of the prompt."""
+        return b""
+
     def part(self, choice: int, part: AnswerPart) -> bytes:
         """Return the bytes for a part, which may not be the last one that the answer has already."""
+        return b""
 
     def finished(self, choice: int) -> bytes:
         """Return the bytes for the end of an answer."""
@@ -119,8 +133,8 @@ class AnswerWriter(ABC):
         """Return an error for the middle of a stream."""
 
     @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """Return the body of answers that are not streamed."""
+    def whole(self) -> Any:
+        """Return the body of answers that are not streamed, as JSON data."""
 
 
 def sse_event(data: Any, name: str = "") -> bytes:

@@ -164,6 +164,15 @@ Write = Callable[[EmbeddingRequest, TextVectors, str], Any]
 _RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking")
 
 
+def _in_order(request: EmbeddingRequest, embedding: Embedding, results: Iterable[TextsEmbedded]) -> TextVectors:
+    """Return the vectors in the order of the request's input."""
+    found = joined(map(embedding.read, results))
+    if not request.places:
+        return found
+    order = sorted(range(len(request.places)), key=request.places.__getitem__)
+    return TextVectors(found.vectors[order], tuple(found.tokens[index] for index in order))
+
+
 class EmbeddingRoutes:
     """The routes for embeddings and reranking."""
 
@@ -191,10 +200,10 @@ class EmbeddingRoutes:
             self._state.pool.adapters.refuse(self._state.pool.true_name(request.model))
             async with self._state.engine(request.model, http.receive, request.keep_seconds) as (engine, pooled):
                 embedding = Embedding(pooled.loaded_model.header, pooled.located.spec.embedding, request.options)
-                commands = embedding.of_tokens(request.tokens) if request.tokens else embedding.commands(request.texts)
-                results = await self._results(engine, list(commands))
+                commands = (*embedding.commands(request.texts), *embedding.of_tokens(request.tokens))
+                results = await self._results(engine, commands)
             name, headers, _ = self._log_usage(http, request.model, pooled, results)
-            body = await asyncio.to_thread(lambda: write(request, joined(map(embedding.read, results)), name))
+            body = await asyncio.to_thread(lambda: write(request, _in_order(request, embedding, results), name))
             return await asyncio.to_thread(JSONResponse, body, 200, headers)
 
         return embed

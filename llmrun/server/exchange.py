@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
@@ -59,7 +60,7 @@ from llmrun.server.http import (
 )
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
-from llmrun.server.pool import Pool, PooledModel, prompt_hash
+from llmrun.server.pool import Pool, PooledModel, RunningAnswer, prompt_hash
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.models import model_header, shown_name
 from llmrun.server.protocols.stored_responses import ResponseStore
@@ -215,8 +216,10 @@ class _Choice:
         self.connection: EngineConnection | None = None
         self.request = 0  # its number in that engine
         self.n_engines = 0
+        self.asked: AnswerRequest | None = None  # as the engine got it
         self.is_started = self.is_finished = False
         self.timer = timer
+        self.slot: int | None = None  # in PooledModel.running, while it runs
 
 
 class ResponseStreams:
@@ -229,7 +232,6 @@ class ResponseStreams:
 
     Attributes:
         rewritten: of the conversation, for the first time with this chat template.
-        sent: the last request that an engine was sent.
     """
 
     def __init__(
@@ -245,7 +247,6 @@ class ResponseStreams:
         self._choices = [_Choice(metrics.request(pooled.name, arrived)) for _ in range(completion.n_choices)]
         self._arrived = arrived
         self.rewritten: tuple[Rewriting, ...] = ()
-        self.sent = completion.request
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _prompt(self, index: int) -> str:
@@ -273,11 +274,11 @@ class ResponseStreams:
             if self._pool.crashes:
                 self._pool.crashes.check(self._prompt(index))
             connection = await self._pool.ready(self._pooled)
-            self.sent = request = self._request(index)
+            request = self._request(index)
         except LlmrunError as error:
             self._put(index, error)
             return
-        choice.connection, choice.request = connection, connection.next_request()
+        choice.connection, choice.request, choice.asked = connection, connection.next_request(), request
         choice.n_engines += 1
         connection.send(Generate(choice.request, request), partial(self._put, index))
 
@@ -293,6 +294,12 @@ class ResponseStreams:
         request = self._pool.complete(self._pooled, name, self._completion.of_choice(index))
         return replace(request, sampling=sampling, speculation=speculation, arrived=self._arrived)
 
+    def asked(self, index: int) -> AnswerRequest:
+        """Return the request for an answer that has started, as the engine got it."""
+        asked = self._choices[index].asked
+        assert asked is not None
+        return asked
+
     def notice(self, index: int, event: AnswerEvent) -> None:
         """Follow the events of an answer: count, and request it again if its engine died before it started.
 
@@ -302,16 +309,22 @@ class ResponseStreams:
         choice = self._choices[index]
         if type(event) is TextDelta:
             choice.timer.delta(event)
+            if choice.slot is not None:
+                self._pooled.running[choice.slot].add(event)
         elif isinstance(event, EngineCrashedError):
             self._recover(index, event)
         elif isinstance(event, LlmrunError):
             raise event
         elif isinstance(event, Started):
             choice.is_started = True
+            choice.slot = next(slot for slot in count() if slot not in self._pooled.running)
+            asked = RunningAnswer(choice.request, self.asked(index), event, self._completion.stream)
+            self._pooled.running[choice.slot] = asked
             self.rewritten += event.rewritten
             choice.timer.started(event)
         elif isinstance(event, Finished):
             choice.is_finished = True
+            self._release(choice)
             if self._pool.crashes:
                 self._pool.crashes.forget(self._prompt(index))
             choice.timer.finished(event)
@@ -340,11 +353,17 @@ class ResponseStreams:
             elif not choice.is_finished:
                 choice.connection.cancel(choice.request)
 
+    def _release(self, choice: _Choice) -> None:
+        if choice.slot is not None:
+            del self._pooled.running[choice.slot]
+            choice.slot = None
+
     def cancel(self) -> None:
         """Cancel all unfinished answers; their events are no longer delivered to a client."""
         for task in self._tasks:
             task.cancel()
         for choice in self._choices:
+            self._release(choice)
             if not choice.is_finished:
                 choice.timer.aborted()
                 if choice.connection is not None:
@@ -472,8 +491,8 @@ class HttpExchange:
                 if event is None or isinstance(event, LlmrunError):
                     continue
                 if isinstance(event, Started):
+                    writer.requests[choice] = answers.asked(choice)
                     if choice == 0:
-                        writer.request = answers.sent
                         self._name_ignored(event.left_out)
                     chunk += await self._start_stream(writer)
                 chunk += writer.feed(choice, event)

@@ -10,7 +10,7 @@ import math
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from llmrun.errors import InternalError, LlmrunError, ModelNotFoundError, UsageError
 from llmrun.protocol.codec import load_json
@@ -156,6 +156,7 @@ MOST_CONTAINERS = 65_536
 LONG_BODY = 16 * 1024
 """Bytes; a longer body is parsed in another thread, which holds up no stream."""
 _RETRY_SECONDS = b"2"
+_Body = TypeVar("_Body")
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -175,6 +176,11 @@ async def read_body(receive: Receive) -> bytes:
             return bytes(data)
 
 
+async def read_json_list(receive: Receive) -> list[Any]:
+    """Receive a body, and return its JSON list. Raises as read_body() and parse_json()."""
+    return _parsed(await read_body(receive), list, "a JSON list")
+
+
 async def read_json(receive: Receive) -> dict[str, Any]:
     """Receive a body, and return its JSON object; a long one is parsed in another thread.
 
@@ -190,17 +196,21 @@ def parse_json(data: bytes) -> dict[str, Any]:
     Raises:
         MalformedRequestError: it is not a JSON object, nested too deeply, or has too many objects and lists.
     """
+    return _parsed(data, dict, "a JSON object")
+
+
+def _parsed(data: bytes, kind: type[_Body], words: str) -> _Body:
     try:
         body = load_json(data, parse_float=_finite, parse_constant=_refuse_constant)
     except ValueError as error:
         raise MalformedRequestError("the body is not JSON", why=str(error)) from None
-    if not isinstance(body, dict):
-        raise MalformedRequestError("the body must be a JSON object")
+    if not isinstance(body, kind):
+        raise MalformedRequestError(f"the body must be {words}")
     _require_few_containers(body)
     return body
 
 
-def _require_few_containers(body: dict[str, Any]) -> None:
+def _require_few_containers(body: Any) -> None:
     level: list[Any] = [body]
     count = 0
     while level:

@@ -23,11 +23,12 @@ from llmrun.models.fingerprint import promised_sha256
 from llmrun.models.location import find_projector
 from llmrun.models.store.installed import LINK, InstalledModel
 from llmrun.models.store.store import all_models
+from llmrun.protocol.media import Modality
 from llmrun.server.http import model_not_found, read_json
 from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import models
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.models import ListedModel, ModelDescription, RunningModel
+from llmrun.server.protocols.models import ListedModel, ModelDescription, ModelFacts, RunningModel
 
 
 class ModelCatalog:
@@ -55,12 +56,12 @@ class ModelCatalog:
                 continue  # damaged, or just removed; a request for it gets the error
         return found
 
-    def trained_contexts(self) -> dict[str, int]:
-        """Return the context window that each model was trained with, of those whose headers are readable."""
-        found: dict[str, int] = {}
+    def facts(self) -> dict[str, ModelFacts]:
+        """Return names and facts of the models whose headers are readable."""
+        found: dict[str, ModelFacts] = {}
         for each in self._models():
             with suppress(LlmrunError, OSError):
-                found[each.name] = self._header(each).n_ctx_train
+                found[each.name] = _facts(self._header(each), each)
         return found
 
     def find(self, name: str) -> tuple[ModelDescription, Header, Path | None]:
@@ -104,6 +105,29 @@ def _describe(installed: InstalledModel, header: Header) -> ModelDescription:
         parameters=header.readable_parameters,
         quantization=installed.quant or header.quant,
     )
+
+
+def _facts(header: Header, installed: InstalledModel) -> ModelFacts:
+    modalities = frozenset[Modality]()
+    with suppress(LlmrunError):  # several projectors may be meant
+        modalities = read_modalities(find_projector(installed.path, stored=installed.projector))
+    return ModelFacts(
+        n_ctx_train=header.n_ctx_train,
+        n_vocab=header.n_vocab,
+        n_embd=header.n_embd,
+        n_parameters=header.n_parameters,
+        weight_bytes=header.weight_bytes,
+        quant=header.quant,
+        has_template=bool(header.chat_template),
+        thinks=_thinks(header),
+        embeds=makes_embeddings(header),
+        modalities=modalities,
+    )
+
+
+def _thinks(header: Header) -> bool:
+    template = header.chat_template or ""
+    return "<think>" in template or "enable_thinking" in template
 
 
 def _digest(installed: InstalledModel) -> str:
@@ -153,14 +177,17 @@ class ModelRoutes:
         """Return the models of the command line, then all others on this disk."""
         pool = self._pool
         created = await asyncio.to_thread(self._catalog.created)
-        trained = await asyncio.to_thread(self._catalog.trained_contexts)
+        facts = await asyncio.to_thread(self._catalog.facts)
         names = dict.fromkeys((*pool.names, *pool.aliases, *pool.adapters.names, *created))
-        return {name: self._listed(name, created, trained) for name in names}
+        return {name: self._listed(name, created, facts) for name in names}
 
-    def _listed(self, name: str, created: dict[str, int], trained: dict[str, int]) -> ListedModel:
+    def _listed(self, name: str, created: dict[str, int], facts: dict[str, ModelFacts]) -> ListedModel:
         model = self._pool.base_name(name)
-        n_ctx = self._pool.n_ctx(model) or trained.get(model, 0)
-        return ListedModel(name, created.get(model, 0), n_ctx, self._pool.alias_target(name))
+        found, modalities = facts.get(model), self._pool.modalities(model)
+        if found is not None and modalities is not None:
+            found = found._replace(modalities=modalities)
+        n_ctx = self._pool.n_ctx(model) or (found.n_ctx_train if found is not None else 0)
+        return ListedModel(name, created.get(model, 0), n_ctx, self._pool.alias_target(name), found)
 
     # ---- Ollama's ----
 
@@ -183,14 +210,12 @@ class ModelRoutes:
         fields = Fields(await read_json(request.receive))
         name = fields.text("model") or fields.needed_text("name")
         described, header, projector = await asyncio.to_thread(self._catalog.find, self._pool.base_name(name) or name)
-        template = header.chat_template or ""
-        thinks = "<think>" in template or "enable_thinking" in template
         return JSONResponse(
             models.show(
                 described,
                 n_ctx_train=header.n_ctx_train,
-                template=template,
-                thinks=thinks,
+                template=header.chat_template or "",
+                thinks=_thinks(header),
                 modalities=read_modalities(projector),
                 embeds=makes_embeddings(header),
             )

@@ -29,7 +29,8 @@ from llmrun.models.store.use import using
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.messages import AnswerRequest, Message, Stats
+from llmrun.protocol.media import Modality
+from llmrun.protocol.messages import AnswerRequest, Message, Started, Stats, TextDelta
 from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
@@ -42,6 +43,7 @@ class ServedAdapters(NamedTuple):
 
     model: str = ""  # name on the command line
     adapters: tuple[Adapter, ...] = ()  # in the order of their ids
+    scales: tuple[AdapterScale, ...] | None = None  # of requests that name none; None: those of the command line
 
     @property
     def names(self) -> list[str]:
@@ -53,13 +55,14 @@ class ServedAdapters(NamedTuple):
         return self.model if name in self.names else name
 
     def apply(self, name: str, request: AnswerRequest) -> AnswerRequest:
-        """Return a request with the adapter in its model's name, at its own scale, or 1 if that is 0.
+        """Return a request to the model with the adapter in its name, at its own scale, or 1 if that is 0; without one
+        in either, with the scales that were set since the start.
 
         Raises:
             UsageError: the request has `lora` as well.
         """
         if name not in self.names:
-            return request
+            return request if request.adapters is not None else replace(request, adapters=self.scales)
         if request.adapters is not None:
             raise UsageError("lora and an adapter in the model's name can't be used together", hint="give one of them")
         number = self.names.index(name)
@@ -71,11 +74,26 @@ class ServedAdapters(NamedTuple):
             why = "vectors are computed with the adapters that the server was started with"
             raise UsageError(f"{name} can't compute vectors", why=why, hint=f"use {self.model}")
 
+    def scaled(self, scales: Sequence[AdapterScale]) -> ServedAdapters:
+        """Return the adapters with other scales for requests that name none; one that is not listed gets 0.
+
+        Raises:
+            UsageError: there is no such adapter.
+        """
+        unknown = next((number for number, _ in scales if number >= len(self.adapters)), None)
+        if unknown is not None:
+            raise UsageError(f"there is no adapter {unknown}", why=f"the server was started with {len(self.adapters)}")
+        return self._replace(scales=tuple(scales))
+
     @property
     def described(self) -> list[dict[str, Any]]:
         """The response of llama-server's GET /lora-adapters."""
+        scales = {number: adapter.scale for number, adapter in enumerate(self.adapters)}
+        if self.scales is not None:
+            scales = dict.fromkeys(scales, 0.0) | dict(self.scales)
         return [
-            {"id": number, "path": adapter.name, "scale": adapter.scale} for number, adapter in enumerate(self.adapters)
+            {"id": number, "path": adapter.name, "scale": scales[number]}
+            for number, adapter in enumerate(self.adapters)
         ]
 
 
@@ -96,6 +114,22 @@ Prepare = Callable[[ModelLocation, Path, int], Model]
 """Reads a model's header and plans its load; the last argument is the number of bytes of free memory to leave."""
 
 
+@dataclass(slots=True)
+class RunningAnswer:
+    """An answer in progress."""
+
+    number: int  # of its request in its engine
+    request: AnswerRequest  # as the engine got it
+    started: Started
+    stream: bool
+    n_tokens: int = 0
+    has_new_line: bool = False
+
+    def add(self, delta: TextDelta) -> None:
+        self.n_tokens += delta.tokens
+        self.has_new_line = self.has_new_line or "\n" in delta.text
+
+
 class PooledModel:
     """A model that is loaded, is being loaded, or was loaded."""
 
@@ -110,6 +144,7 @@ class PooledModel:
         self.expiry: asyncio.TimerHandle | None = None
         self.idling: asyncio.TimerHandle | None = None
         self.can_measure = True  # drafts, while idle
+        self.running: dict[int, RunningAnswer] = {}  # by the lowest numbers that were free when they started
         self.locks = ExitStack()
 
     def notice(self, stats: Stats) -> None:
@@ -352,6 +387,11 @@ class Pool:
             return 0
         return pooled.model.n_ctx if pooled.is_loaded else pooled.model.plan.n_ctx
 
+    def modalities(self, name: str) -> frozenset[Modality] | None:
+        """Return the kinds of files that a loaded model reads; None for others."""
+        pooled = self._models.get(self._identities.get(name, (None, "")))
+        return pooled.loaded_model.modalities if pooled is not None and pooled.is_loaded else None
+
     async def _find(self, name: str) -> PooledModel:
         name = self.base_name(name)
         if not name:
@@ -373,7 +413,9 @@ class Pool:
         identity = pooled.located.identity
         is_first = bool(self.names) and self._identities.get(self.names[0], identity) == identity
         given = self._given_name(name)
-        request = self._defaults.apply(self.adapters.apply(name, request), given, is_first=is_first)
+        if is_first:  # whose adapters they are
+            request = self.adapters.apply(name, request)
+        request = self._defaults.apply(request, given, is_first=is_first)
         return pooled.located.spec.modelfile.complete(request)
 
     def sampling(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,19 @@ def test_adapters_are_listed(server: LiveServer) -> None:
     ]
 
 
+def test_scales_are_set_for_requests_that_name_none(server: LiveServer) -> None:
+    started, other = (answer(server, "the quick brown fox", choice) for choice in (0, 1))
+    assert server.post("/lora-adapters", [{"id": 1, "scale": 1.0}]).json == {"success": True}
+    assert [each["scale"] for each in server.get("/lora-adapters").json] == [0.0, 1.0]
+    assert_same(answer(server, "the quick brown fox", 0), other)
+    named = {"prompt": "the quick brown fox", "lora": [{"id": 0, "scale": 1.0}]}
+    found = server.post("/v1/completions", {**body(server, "", 0), **named}).json["choices"][0]["logprobs"]
+    assert_same(found, started)
+    for wrong in ([{"id": 2, "scale": 1}], [{"scale": 1}], [5], {"id": 0}, "a"):
+        assert server.post("/lora-adapters", wrong).status == 400
+    assert [each["scale"] for each in server.get("/lora-adapters").json] == [0.0, 1.0], "nothing has changed"
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

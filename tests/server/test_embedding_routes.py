@@ -72,6 +72,17 @@ def test_token_ids_are_taken_as_they_are(server: LiveServer) -> None:
     assert rows_of(ids) == pytest.approx(rows_of(texts), abs=1e-5)
     one = server.post("/v1/embeddings", {"input": [2, 5, 6, 3]}).json
     assert rows_of(one) == pytest.approx(rows_of(texts)[:1], abs=1e-5)
+    mixed = server.post("/v1/embeddings", {"input": [[2, 10, 3], "the model", [2, 5, 6, 3], "b"]}).json
+    order = [1, 0, 0, 1]
+    assert rows_of(mixed) == pytest.approx(np.array([rows_of(texts)[place] for place in order]), abs=1e-5)
+    objects = [{"prompt_string": "the model"}, {"content": [{"type": "text", "text": "b"}]}]
+    assert rows_of(server.post("/v1/embeddings", {"input": objects}).json) == pytest.approx(rows_of(texts), abs=1e-5)
+    for one in ([2, "the", 6, 3], [[2, "the", 6, 3]]):
+        found = rows_of(server.post("/v1/embeddings", {"input": one}).json)
+        assert found == pytest.approx(rows_of(texts)[:1], abs=1e-5)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for wrong in (["a", [2, None]], ["a", []], {}, {"content": "a"}, {"content": [image]}):
+        assert server.post("/v1/embeddings", {"input": wrong}).status == 400
 
 
 def test_dimensions_are_cut_and_have_length_one_again(server: LiveServer, unit: Any) -> None:
@@ -92,7 +103,7 @@ def test_clients_at_the_same_time_each_get_their_own(server: LiveServer, unit: A
         ({"input": "b a " * 100}, "context_length_exceeded"),
         ({"input": ["b", " "]}, "usage"),
         ({"input": []}, "usage"),
-        ({"input": [[1, "a"]]}, "usage"),
+        ({"input": [[1, True]]}, "usage"),
         ({"input": [[99]]}, "usage"),
         ({"input": "b", "dimensions": 65}, "usage"),
         ({"input": "b", "encoding_format": "hex"}, "usage"),

@@ -463,11 +463,13 @@ class Engine:
             if rows:
                 sampling.append(part)
                 sequence.n_steps += 1
-            elif not sequence.n_completion:
+            if not sequence.n_completion:
                 n_tokens = end - sequence.n_reused
                 progress.append(PrefillProgress(sequence.request, n_tokens, sequence.metrics.prefill_seconds))
         if self._is_ahead:  # what was computed meanwhile is the batch before
             progress, self._progress = [event for event in self._progress if self._is_active(event.request)], progress
+        else:
+            self._progress = []  # what is computed now is after it
         events: list[Event] = [*progress]
         self._drafts = self._drafts_requested
         if sampling and self._suspects:

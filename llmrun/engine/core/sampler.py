@@ -55,6 +55,8 @@ class SequenceSampler:
         logprobs: int | None = None,
         end: TimelyEnd | None = None,
         banned: Collection[int] = (),
+        *,
+        processed_logprobs: bool = False,
     ) -> None:
         """Start a sequence. The native call releases the interpreter's lock.
 
@@ -62,6 +64,7 @@ class SequenceSampler:
             end: replaces tokens after which the constraint could not be met before the answer's limit.
             prompt: token ids for the penalties, as in llama.cpp's server, and for a watermark.
             logprobs: n_logprobs.
+            processed_logprobs: report them after the chain, see AnswerRequest.
             banned: tokens that are never sampled.
 
         Raises:
@@ -76,7 +79,7 @@ class SequenceSampler:
                 logit_bias=logit_biases(params, vocabulary, banned),
                 dry_breakers=breakers,
                 watermark=_watermark(params),
-                remember=remember,
+                remember=max(remember, int(processed_logprobs)),
                 **{name: getattr(params, name) for name in _CHAIN},
             )
         except ValueError as error:
@@ -91,7 +94,7 @@ class SequenceSampler:
         self._bans = bool(banned) or any(bias == -math.inf for _, bias in params.logit_bias)
         # The last tokens, and whether each was sampled, not forced; the native sampler remembers the sampled ones.
         self._last: deque[tuple[int, bool]] = deque(maxlen=remember)
-        self.n_logprobs = logprobs
+        self.n_logprobs, self._processes_logprobs = logprobs, processed_logprobs
         self.logprob: TokenLogprob | None = None
 
     @property
@@ -194,14 +197,24 @@ class SequenceSampler:
         if self._last.maxlen:
             self._last.append((token, is_sampled))
         if self.n_logprobs is not None:
-            self.logprob = self._logprob(token, address, self.n_logprobs)
+            self.logprob = self._logprob(token, address, self.n_logprobs, is_sampled=is_sampled)
         return token
 
-    def _logprob(self, token: int, address: int, count: int) -> TokenLogprob:
-        """Return log probabilities from the raw logits, before any step of the chain; a forced token was certain."""
-        logprobs = self._native.log_probabilities(address, token, count) if address else [(token, 0.0)]
+    def _logprob(self, token: int, address: int, count: int, *, is_sampled: bool) -> TokenLogprob:
+        """Return the log probabilities of a token and of the `count` likeliest; a forced token was certain."""
+        if self._processes_logprobs:
+            logprobs = self._processed_logprobs(count) if is_sampled else [(token, 0.0)]
+        else:
+            logprobs = self._native.log_probabilities(address, token, count) if address else [(token, 0.0)]
         (text, data, value), *top = [(*self._text_and_bytes(candidate), logprob) for candidate, logprob in logprobs]
-        return TokenLogprob(text, data, value, tuple(top))
+        return TokenLogprob(text, data, value, tuple(top), ids=tuple(candidate for candidate, _ in logprobs))
+
+    def _processed_logprobs(self, count: int) -> list[tuple[int, float]]:
+        """Return those of the last sampled token, and of the likeliest that could be drawn, after the whole chain."""
+        chosen, steps = self._native.explain(0, count)
+        shares = [(token, math.log(share)) for token, share in steps[-1][2] if share > 0]
+        likeliest = sorted(shares, key=lambda each: (-each[1], each[0]))[:count]
+        return [(chosen, dict(shares).get(chosen, 0.0)), *likeliest]
 
     def _text_and_bytes(self, token: int) -> tuple[str, tuple[int, ...]]:
         data = self._vocabulary.piece(token) or self._vocabulary.control_piece(token)
@@ -306,15 +319,19 @@ def logit_biases(
     params: SamplingParams, vocabulary: Vocabulary, banned: Collection[int] = ()
 ) -> list[tuple[int, float]]:
     """Return the biases of a request, and the bans of its model; raise UsageError if the model has no such token."""
-    for token, _ in params.logit_bias:
-        if token >= vocabulary.n_tokens:
+    biases: list[tuple[int, float]] = []
+    for token, bias in params.logit_bias:
+        tokens = vocabulary.tokenize(token, special=False) if isinstance(token, str) else [token]
+        biases += ((each, bias) for each in tokens)
+    for number, _ in biases:
+        if number >= vocabulary.n_tokens:
             raise UsageError(
-                f"logit_bias names token {token}",
+                f"logit_bias names token {number}",
                 why=f"the model's tokens are 0 to {vocabulary.n_tokens - 1}",
             )
     # The file's list is not trusted to fit its own vocabulary.
     suppressed = (token for token in vocabulary.suppressed if 0 <= token < vocabulary.n_tokens)
-    return [*params.logit_bias, *((token, -math.inf) for token in (*banned, *suppressed))]
+    return [*biases, *((token, -math.inf) for token in (*banned, *suppressed))]
 
 
 # Searching a whole vocabulary takes tenths of a second; the next request mostly has the same breakers.

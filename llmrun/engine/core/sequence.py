@@ -70,6 +70,7 @@ class Sequence:
     splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
     thinking: ThinkingBudget | None = None  # limits the reasoning
     guard: RepeatGuard | None = None  # ends an answer that repeats itself
+    token_ids: bool = False  # the ids of the answer's tokens are sent
     closing: str = ""  # closes the reasoning, if that repeats itself; "" without reasoning
     turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
     metrics: Metrics = field(default_factory=Metrics)
@@ -85,6 +86,7 @@ class Sequence:
     n_cached: int = 0  # tokens that are in the KV cache now
     n_fed: int = 0  # tokens before the draft
     n_shown: int = 0  # answer tokens that were sent with their text
+    n_told: int = 0  # answer tokens whose ids were sent
     n_retracted: int = 0  # answer tokens that were retracted
     must_close: bool = False  # the reasoning repeats itself: the next tokens close it
     n_loops_closed: int = 0
@@ -226,7 +228,8 @@ class Sequence:
             logprob = self.sampler.logprob._replace(draft=self.drafted.get(len(self.tokens) - 1))
             self.logprobs.push(logprob, stream.decoded)
         if text:
-            events.append(self._delta(text, self.splitter.feed(text) if self.splitter is not None else None))
+            ids = self._new_ids(len(self.tokens) - stream.n_undoable)
+            events.append(self._delta(text, self.splitter.feed(text) if self.splitter is not None else None, ids))
         return _CONTINUES if stream.banned else self.end_reason(text, window)
 
     def _note_draft(self) -> None:
@@ -281,14 +284,22 @@ class Sequence:
         """
         splitter = self.splitter
         parts = (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)) if splitter is not None else None
-        return [self._delta(text, parts)] if text or parts else []
+        ids = self._new_ids(len(self.tokens))
+        return [self._delta(text, parts, ids)] if text or parts or ids else []
 
-    def _delta(self, text: str, parts: tuple[AnswerPart, ...] | None) -> TextDelta:
+    def _new_ids(self, end: int) -> tuple[int, ...]:
+        """Return the ids of the answer's tokens before an index that were not sent yet, if they were requested."""
+        if not self.token_ids:
+            return ()
+        start, self.n_told = self.n_prompt + self.n_told, end - self.n_prompt
+        return tuple(self.tokens[start:end])
+
+    def _delta(self, text: str, parts: tuple[AnswerPart, ...] | None, ids: tuple[int, ...]) -> TextDelta:
         """Return the event for text that became safe to show."""
         before, self.n_shown = self.n_shown, self.n_completion
         logprobs = self.logprobs.show(text) if self.logprobs is not None else ()
         drafted = bool(self.draft) and self.n_verified == len(self.tokens) - self.n_fed
-        delta = TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts)
+        delta = TextDelta(self.request, text, self.n_shown - before, logprobs, drafted, parts, ids)
         if self.turn is not None:
             self.turn.take(delta)
         return delta

@@ -41,6 +41,11 @@ class TextStream:
         """A banned phrase was completed, and step_back() has to be called."""
         return self._ban_start is not None
 
+    @property
+    def n_undoable(self) -> int:
+        """The number of last tokens that step_back() may undo."""
+        return len(self._undo)
+
     def push(self, data: bytes) -> str:
         """Add the bytes of a token; return the text that is safe to show now, maybe none."""
         if self._ban.phrases:

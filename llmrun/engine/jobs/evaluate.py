@@ -32,7 +32,7 @@ from llmrun.engine.jobs.scores import (
     perplexity,
     position_ranges,
 )
-from llmrun.engine.llama.base import Context, Entry, Vocabulary, check_tokens
+from llmrun.engine.llama.base import Context, Entry, Vocabulary
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadLogitsError, ContextOverflowError, LlmrunError, UsageError
@@ -343,14 +343,11 @@ def run_prompt_scores(
         OutOfMemoryError: a second context does not fit.
     """
     vocabulary, n_ctx = loaded.weights.vocabulary, loaded.load.n_ctx
-    text = vocabulary.cut(command.text, n_ctx)
-    tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(text, special=False))
-    check_tokens(tokens, vocabulary.n_tokens)
+    tokens = loaded.preparer.prompts.plain_tokens(command.tokens or (command.text,))
     if not tokens:
         raise UsageError("the prompt is empty", hint="type something")
     if len(tokens) > n_ctx:
-        at_least = "at least " if len(text) < len(command.text) else ""
-        what = f"the prompt is {at_least}{len(tokens):,} tokens long, the context window {n_ctx:,}"
+        what = f"the prompt is {len(tokens):,} tokens long, the context window {n_ctx:,}"
         raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), n_ctx))
     size = min(_PROMPT_BATCH, len(tokens))
     yield

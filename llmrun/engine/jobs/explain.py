@@ -21,8 +21,7 @@ from llmrun import _native
 from llmrun.engine.jobs.explain_matrices import Lens, embedding_plane
 from llmrun.engine.jobs.file_weights import FileWeights
 from llmrun.engine.jobs.scores import logits_at
-from llmrun.engine.jobs.text import pieces
-from llmrun.engine.llama.base import Aborted, Entry
+from llmrun.engine.llama.base import Aborted, Entry, vocabulary_pieces
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers
 from llmrun.engine.llama.parameters import Watch
@@ -82,7 +81,7 @@ def run_explain(
     shown += [near.token for token in embedded.tokens for near in token.neighbours] if embedded else []
     return RunCollected(
         tokens=tuple(tokens),
-        pieces=pieces(vocabulary, shown),
+        pieces=vocabulary_pieces(vocabulary, shown),
         n_prompt=n_prompt,
         first=first,
         embedding=collector.embedding,

@@ -13,13 +13,13 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from llmrun import _native
-from llmrun.engine.llama.base import Vocabulary, check_tokens
+from llmrun.engine.llama.base import Vocabulary, check_tokens, vocabulary_pieces
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
 from llmrun.engine.prompt.control_texts import ControlTexts
 from llmrun.errors import CancelledError, ContextOverflowError, UsageError
 from llmrun.protocol.jobs import Empty
-from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText, VocabularyPiece
+from llmrun.protocol.jobs.text import EmbedTexts, TextsEmbedded, TextTokens, TokenizeText
 
 if TYPE_CHECKING:  # a text is tokenized without a loaded model
     from llmrun.engine.loaded import LoadedModel
@@ -35,23 +35,13 @@ def run_tokenize(command: TokenizeText, report: Callable[[Empty], None], flag: _
     vocabulary = _vocabulary(command.model, flag)
     tokens = vocabulary.tokenize(command.text, special=command.special)
     tokens = vocabulary.with_bos(tokens) if command.special else tokens
-    return TextTokens(tuple(tokens), pieces(vocabulary, tokens), vocabulary.n_tokens)
+    return TextTokens(tuple(tokens), vocabulary_pieces(vocabulary, tokens), vocabulary.n_tokens)
 
 
 @lru_cache(1)
 def _vocabulary(model: str, flag: _native.CancelFlag) -> Vocabulary:
     """Load the vocabulary of a model's file. It is never closed: that would wait for the thread that reads it."""
     return LlamaModel(model, 0, flag, vocabulary_only=True).vocabulary
-
-
-def pieces(vocabulary: Vocabulary, tokens: list[int]) -> tuple[VocabularyPiece, ...]:
-    """Return the pieces of tokens, each once, in the order of first occurrence."""
-    return tuple(_piece(vocabulary, token) for token in dict.fromkeys(tokens))
-
-
-def _piece(vocabulary: Vocabulary, token: int) -> VocabularyPiece:
-    text = vocabulary.piece(token)
-    return VocabularyPiece(token, (text or vocabulary.control_piece(token)).hex(), is_control=not text)
 
 
 def run_embed(
@@ -74,7 +64,7 @@ def run_embed(
         texts=tuple(vocabulary.cut(text, limit) for text in texts),
         query=None if command.query is None else vocabulary.cut(command.query, limit),
     )
-    sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, is_wanted)
+    sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, limit, is_wanted)
     cut = [sequence.within(limit) for sequence in sequences]
     truncated = tuple(index for index, sequence in enumerate(sequences) if len(sequence) > limit)
     if truncated and not command.truncates:
@@ -114,8 +104,17 @@ class _Sequence:
         return [*self._before, *self._tokens[:length], *self._after]
 
 
+def _joined(vocabulary: LlamaVocabulary, parts: Iterable[int | str], limit: int) -> list[int]:
+    """Return token ids, with those of the texts between them; of a text that has more than the limit only the first."""
+    tokens: list[int] = []
+    for part in parts:
+        text = vocabulary.cut(part, limit) if isinstance(part, str) else ""
+        tokens += [part] if isinstance(part, int) else vocabulary.tokenize(text, special=True, begins=not tokens)
+    return tokens
+
+
 def _sequences(
-    vocabulary: LlamaVocabulary, command: EmbedTexts, template: str, is_wanted: Callable[[], bool]
+    vocabulary: LlamaVocabulary, command: EmbedTexts, template: str, limit: int, is_wanted: Callable[[], bool]
 ) -> list[_Sequence]:
     def wanted_texts() -> Iterator[str]:
         for text in command.texts:
@@ -124,8 +123,9 @@ def _sequences(
             yield text
 
     if command.tokens:
-        check_tokens(chain.from_iterable(command.tokens), vocabulary.n_tokens)
-        return [_Sequence((), tokens, ()) for tokens in command.tokens]
+        parts = chain.from_iterable(command.tokens)
+        check_tokens((part for part in parts if isinstance(part, int)), vocabulary.n_tokens)
+        return [_Sequence((), _joined(vocabulary, parts, limit), ()) for parts in command.tokens]
     if command.query is not None and template:
         return _templated(vocabulary, template, command.query, wanted_texts())
     before, after = vocabulary.around_text

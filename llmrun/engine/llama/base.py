@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 from llmrun import _native
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.adapters import AdapterScale
+from llmrun.protocol.jobs.text import VocabularyPiece
 from llmrun.protocol.media import Modality
 
 PIECE_TOKENS = 16_384
@@ -157,6 +158,16 @@ class Vocabulary(Protocol):
 
     def is_end(self, token: int) -> bool:
         """Return whether this token ends an answer."""
+
+
+def vocabulary_pieces(vocabulary: Vocabulary, tokens: Iterable[int]) -> tuple[VocabularyPiece, ...]:
+    """Return the pieces of tokens, each once, in the order of first occurrence."""
+    return tuple(_piece(vocabulary, token) for token in dict.fromkeys(tokens))
+
+
+def _piece(vocabulary: Vocabulary, token: int) -> VocabularyPiece:
+    text = vocabulary.piece(token)
+    return VocabularyPiece(token, (text or vocabulary.control_piece(token)).hex(), is_control=not text)
 
 
 Inputs = Sequence[Entry] | EmbeddedInput

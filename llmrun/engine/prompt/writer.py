@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.core.prefix import Salt
-from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens
+from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens, vocabulary_pieces
 from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
@@ -252,14 +252,10 @@ class PromptWriter:
         return tokens, placed
 
     def _plain_prompt(self, request: AnswerRequest) -> TokenizedPrompt:
-        """Return a text's tokens, token ids as they are, or a text with a gap to fill in."""
+        """Return the tokens of a text, of token ids with texts between them, or of a text with a gap to fill in."""
         text, suffix, vocabulary = request.prompt or "", request.suffix, self._vocabulary
-        if request.prompt_tokens:
-            check_tokens(request.prompt_tokens, self._vocabulary.n_tokens)
-            return TokenizedPrompt("", [*request.prompt_tokens])
-        self._raise_if_too_long([Message("user", text), Message("user", suffix or "")])
-        tokens, _ = self._tokens([Part(text, False)], lambda media: ())
         if suffix is not None:
+            self._raise_if_too_long([Message("user", text), Message("user", suffix)])
             if vocabulary.fill_in is None:
                 raise UsageError(
                     "this model can't fill in the middle",
@@ -269,9 +265,23 @@ class PromptWriter:
             before, after, middle = vocabulary.fill_in
             pieces = (vocabulary.tokenize(part, special=False, begins=False) for part in (text, suffix))
             return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
+        tokens = self.plain_tokens(request.prompt_tokens or (text,))
         if not tokens:
             raise UsageError("the prompt is empty", hint="type something")
         return TokenizedPrompt(text, tokens)
+
+    def plain_tokens(self, parts: Sequence[int | str]) -> list[int]:
+        """Return the tokens of a prompt without a chat template: token ids, and texts.
+
+        Raises:
+            BadModelError: the vocabulary has no tokens for a text.
+            ContextOverflowError: the texts are certainly longer than the context window.
+            UsageError: the vocabulary has no such token.
+        """
+        check_tokens((part for part in parts if isinstance(part, int)), self._vocabulary.n_tokens)
+        self._raise_if_too_long([Message("user", part) for part in parts if isinstance(part, str)])
+        given = [Part(part, True) if isinstance(part, str) else part for part in parts]
+        return self._tokens(given, lambda media: ())[0]
 
     def count(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> TokenCount:
         """Count the tokens of a conversation, and of each message.
@@ -306,8 +316,11 @@ class PromptWriter:
             ContextOverflowError: it is certainly longer than the context window.
         """
         self._raise_if_too_long([Message("user", command.text)])
-        tokens = self._vocabulary.tokenize(command.text, special=command.special)
-        return TextTokens(tuple(tokens), (), self._vocabulary.n_tokens)
+        vocabulary = self._vocabulary
+        tokens = vocabulary.tokenize(command.text, special=command.special)
+        tokens = vocabulary.with_bos(tokens) if command.adds_bos else tokens
+        pieces = vocabulary_pieces(vocabulary, tokens) if command.has_pieces else ()
+        return TextTokens(tuple(tokens), pieces, vocabulary.n_tokens)
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens.
@@ -388,11 +401,12 @@ class PromptWriter:
         return Salt(request.owner, f"{'' if is_default else [tuple(each) for each in adapters]}|{request.salt}")
 
     def _tokens(
-        self, parts: Sequence[Part | Media], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
+        self, parts: Sequence[Part | Media | int], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
     ) -> tuple[list[int], list[PlacedChunk]]:
         """Return the token ids of a prompt, none for an empty one, and the images and audio of the parts.
 
         Args:
+            parts: with token ids among them; a begin-of-sequence token is not added before the first one.
             standing: the tokens before the parts.
         """
         vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
@@ -404,15 +418,18 @@ class PromptWriter:
                     if part.special
                     else self._checked(part.text, special=False, begins=begins)
                 )
+            elif isinstance(part, int):
+                ids.append(part)
             for piece in encode(part) if isinstance(part, Media) else ():
                 if isinstance(piece, list):
                     ids += piece
                 else:
                     placed.append(PlacedChunk(len(ids), piece))
                     ids += piece.ids
-        tokens = ids if standing else vocabulary.with_bos(ids)
+        begins_with_ids = bool(standing) or (len(parts) > 0 and isinstance(parts[0], int))
+        tokens = ids if begins_with_ids else vocabulary.with_bos(ids)
         placed = [chunk._replace(start=chunk.start + len(tokens) - len(ids)) for chunk in placed]
-        is_lost = not ids and text_of(parts)
+        is_lost = not ids and any(isinstance(part, Part) and part.text for part in parts)
         if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
             raise _lossy_vocabulary()
         return tokens, placed

@@ -189,7 +189,7 @@ class ScorePrompt:
     """Score a prompt."""
 
     text: str
-    tokens: tuple[int, ...]  # ids; the text counts if there are none
+    tokens: tuple[int | str, ...]  # ids, and texts between them; the text counts if there are none
     top: int  # number of most likely tokens to report in each place
 
 

@@ -13,6 +13,8 @@ class TokenizeText(NamedTuple):
     model: str  # path of the model's (first) file, absolute; "" for the loaded model
     text: str
     special: bool = True  # turn the texts of control tokens into these; a file also adds the begin-of-sequence token
+    adds_bos: bool = False  # the loaded model adds it, if its prompts have one
+    has_pieces: bool = False  # the loaded model tells the pieces, as a file always does
 
 
 class VocabularyPiece(NamedTuple):
@@ -27,7 +29,7 @@ class TextTokens(NamedTuple):
     """A text's tokens."""
 
     tokens: tuple[int, ...]
-    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once; none by the loaded model
+    pieces: tuple[VocabularyPiece, ...]  # of all tokens that occur, each once
     n_vocab: int
 
 
@@ -40,7 +42,7 @@ class EmbedTexts(NamedTuple):
     texts: tuple[str, ...]  # not empty
     pooling: str  # "mean", "cls", "last" or "rank"
     query: str | None = None  # score the texts against it, with a model that has a ranking head
-    tokens: tuple[tuple[int, ...], ...] = ()  # token ids instead of texts, used unchanged
+    tokens: tuple[tuple[int | str, ...], ...] = ()  # instead of texts: token ids, and texts between them
     truncates: bool = True  # cut the end of a text longer than the context window, or else raise an error
 
 

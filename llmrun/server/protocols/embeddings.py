@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from llmrun.errors import UsageError
 from llmrun.model.embeddings import EmbedOptions, RankedDocument, Role, TextVectors
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.options import read_keep_seconds
+from llmrun.server.protocols.openai import content
+from llmrun.server.protocols.options import HIGHEST_TOKEN, read_keep_seconds
 
 _MOST_DIMENSIONS = 1 << 20
-_HIGHEST_TOKEN = 2**31 - 1
 
 
 class EmbeddingRequest(NamedTuple):
@@ -20,10 +20,11 @@ class EmbeddingRequest(NamedTuple):
 
     model: str  # its name; "" for the first model of the server
     texts: tuple[str, ...]
-    tokens: tuple[tuple[int, ...], ...]  # token ids instead of texts
+    tokens: tuple[tuple[int | str, ...], ...]  # of further texts, given as token ids, with texts between them
     options: EmbedOptions
     keep_seconds: float | None = None  # see CompletionRequest
     in_base64: bool = False  # encoding of the vectors
+    places: tuple[int, ...] = ()  # in the input, of `texts` and then of `tokens`; none if it has only one of them
 
 
 class RerankRequest(NamedTuple):
@@ -45,11 +46,10 @@ def read_openai(body: Mapping[str, Any]) -> EmbeddingRequest:
     """
     fields = Fields(body)
     kind = fields.choice("encoding_format", "float", "base64")
-    texts, tokens = _texts_or_tokens(fields)
+    texts, tokens, places = _texts_and_tokens(fields)
     options = EmbedOptions(_role(fields), dimensions=_dimensions(fields), truncate=bool(fields.flag("truncate")))
-    return EmbeddingRequest(
-        fields.text("model") or "", texts, tokens, options, read_keep_seconds(fields), in_base64=kind == "base64"
-    )
+    model, keep_seconds = fields.text("model") or "", read_keep_seconds(fields)
+    return EmbeddingRequest(model, texts, tokens, options, keep_seconds, in_base64=kind == "base64", places=places)
 
 
 def _role(fields: Fields) -> Role | None:
@@ -61,23 +61,38 @@ def _dimensions(fields: Fields) -> int | None:
     return fields.whole("dimensions", 1, _MOST_DIMENSIONS)
 
 
-def _texts_or_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
-    """Return the input: one or several texts, or the token ids of one or several texts."""
+def _texts_and_tokens(fields: Fields) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...], tuple[int, ...]]:
+    """Return the input: texts, token ids of texts, and their places in it where it has both.
+
+    As in llama-server, a list with a token id in it is one text, and objects have one too.
+    """
     given = fields.value("input")
-    if isinstance(given, str):
-        return (given,), ()
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, (str, list, dict)) or given == []:
         raise UsageError("input must be a text, or a list of texts or of token ids", why="and not be empty")
-    if all(isinstance(one, str) for one in given):
-        return tuple(given), ()
-    rows = [given] if all(map(_is_token, given)) else given
-    if not all(isinstance(row, list) and row and all(map(_is_token, row)) for row in rows):
+    rows = list(map(_row, given if isinstance(given, list) and not any(map(_is_token, given)) else [given]))
+    texts = {place: row for place, row in enumerate(rows) if isinstance(row, str)}
+    tokens = {place: row for place, row in enumerate(rows) if isinstance(row, tuple)}
+    places = (*texts, *tokens) if texts and tokens else ()
+    return tuple(texts.values()), tuple(tokens.values()), places
+
+
+def _row(value: Any) -> str | tuple[int | str, ...]:
+    """Return a text, or its token ids."""
+    if isinstance(value, dict):
+        inner = Fields(value, "input")
+        text, media = content(inner, "content") if isinstance(value.get("content"), list) else ("", ())
+        if media:
+            raise UsageError("input.content can have no images or audio", why="only texts have vectors here")
+        return text or inner.needed_text("prompt_string")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or not all(isinstance(each, str) or _is_token(each) for each in value):
         raise UsageError("input must be a text, or a list of texts or of token ids")
-    return (), tuple(map(tuple, rows))
+    return tuple(value)
 
 
 def _is_token(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _HIGHEST_TOKEN
+    return type(value) is int and 0 <= value <= HIGHEST_TOKEN
 
 
 def openai_body(request: EmbeddingRequest, found: TextVectors, model: str) -> dict[str, Any]:
@@ -163,7 +178,7 @@ def read_rerank(body: Mapping[str, Any]) -> RerankRequest:
         one if isinstance(one, str) else Fields(one, f"{name}[{index}]").needed_text("text")
         for index, one in enumerate(given)
     )
-    limit = fields.whole("top_n", 1, _HIGHEST_TOKEN) or len(documents)
+    limit = fields.whole("top_n", 1, HIGHEST_TOKEN) or len(documents)
     has_texts = bool(fields.flag("return_text" if is_list else "return_documents"))
     query = fields.needed_text("query")
     return RerankRequest(fields.text("model") or "", query, documents, limit, has_texts, is_list)

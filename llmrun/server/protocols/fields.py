@@ -21,8 +21,8 @@ _INDEX = re.compile(r"\[\d+\]")
 _UNSAFE = re.compile(r"[^\x21-\x2b\x2d-\x7e]")  # in a header's list
 _LONGEST_WORD = 40  # characters of a name or kind in that list
 _NEUTRAL = frozenset({
-    "cache_control", "client_metadata", "id", "index", "metadata", "object", "prompt_cache_key", "safety_identifier",
-    "service_tier", "signature", "status", "user",
+    "cache_control", "cache_prompt", "client_metadata", "id", "index", "metadata", "object", "prompt_cache_key",
+    "safety_identifier", "service_tier", "signature", "status", "user",
 })  # fmt: skip
 """Names that ask for nothing: they identify a part, its sender or its state, or prefixes to cache, as all are."""
 

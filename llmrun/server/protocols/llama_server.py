@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, Stats
-from llmrun.server.answer import PLACE, AnswerWriter, CompletionRequest, Envelope, TextEvent, sse_event
+from llmrun.protocol.messages import AnswerRequest, Event, PrefillProgress, TextDelta, TokenLogprob
+from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.openai import completion_of_several, error_body
-from llmrun.server.protocols.openai_text import read_prompts
+from llmrun.server.protocols.openai import completion_of_several, error_body, n_answers
+from llmrun.server.protocols.openai_text import read_prompts, request_for
 from llmrun.server.protocols.options import read_grammar_fields, read_limits
+from llmrun.server.protocols.timings import generation_settings, prompt_progress, timings
 
 _STOP_TYPES = {"stop": "eos", "stop_string": "word", "length": "limit"}
 
@@ -25,13 +28,10 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         UsageError, BadGrammarError: a field is invalid.
     """
     fields = Fields(body)
-    prompts = read_prompts(fields)
-    if len(prompts) > 1:
-        raise UsageError(f"prompt must be one prompt, not {len(prompts)}", hint="/v1/completions takes several")
-    (prompt,) = prompts
-    if isinstance(prompt, str):
-        return _request(fields, AnswerRequest(prompt=prompt, **_options(fields)))
-    return _request(fields, AnswerRequest(prompt="", prompt_tokens=prompt, **_options(fields)))
+    first, *others = (request_for(prompt, **_options(fields)) for prompt in read_prompts(fields))
+    completion = completion_of_several(fields, first)
+    adapters = completion.request.adapters
+    return completion._replace(others=tuple(replace(each, adapters=adapters) for each in others))
 
 
 def read_infill(body: Mapping[str, Any]) -> CompletionRequest:
@@ -39,81 +39,134 @@ def read_infill(body: Mapping[str, Any]) -> CompletionRequest:
     fields = Fields(body)
     prefix = (fields.text("input_prefix") or "") + (fields.text("prompt") or "")
     suffix = fields.text("input_suffix") or ""
-    return _request(fields, AnswerRequest(prompt=prefix, suffix=suffix, **_options(fields)))
+    return completion_of_several(fields, AnswerRequest(prompt=prefix, suffix=suffix, **_options(fields)))
 
 
 def _options(fields: Fields) -> dict[str, Any]:
+    n_probs = fields.whole("n_probs", 0, MOST_TOP_LOGPROBS) or None
+    _response_fields(fields)
     return {
         "limits": read_limits(fields, "n_predict", "max_tokens"),
         "grammar": read_grammar_fields(fields),
-        "logprobs": fields.whole("n_probs", 0, MOST_TOP_LOGPROBS) or None,
+        "logprobs": n_probs,
+        "processed_logprobs": n_probs is not None and fields.flag("post_sampling_probs") is True,
+        "token_ids": fields.flag("return_tokens") is True or fields.flag("stream") is True,
     }
 
 
-def _request(fields: Fields, request: AnswerRequest) -> CompletionRequest:
-    if fields.value("n") not in (None, 1):
-        raise UsageError("n can't be used", why="an answer has one text here", hint="/v1/completions takes it")
-    return completion_of_several(fields, request)
+def _response_fields(fields: Fields) -> tuple[str, ...]:
+    """Return the paths of the fields of an answer that the client wants, all if there are none."""
+    return fields.texts("response_fields")
 
 
 class NativeWriter(AnswerWriter):
-    """Writes an answer in llama-server's form."""
+    """Writes answers in llama-server's form: the raw text, with tags of reasoning."""
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
-        super().__init__()
-        self._envelope = envelope
-        self._prompt = body.get("prompt", "")
-        self._text = TextEvent(sse_event(_piece(PLACE)))
+        fields = Fields(body)
+        self._envelope, self._is_stream = envelope, fields.flag("stream") is True
+        n_prompts = len(read_prompts(fields)) if fields.value("prompt") is not None else 1  # /infill may have none
+        self._prompts = body["prompt"] if n_prompts > 1 else [body.get("prompt", "")]
+        self._n = n_answers(fields)
+        self._wanted = _response_fields(fields)
+        self._is_processed = fields.flag("post_sampling_probs") is True
+        self._has_progress = fields.flag("return_progress") is True
+        super().__init__(self._n * n_prompts)
+        self._texts: list[list[str]] = [[] for _ in self.answers]
 
-    def part(self, choice: int, part: AnswerPart) -> bytes:
-        if not part.logprobs:
-            return self._text.with_text(part.text)  # there is only text without a template
-        return sse_event(_piece(part.text) | {"completion_probabilities": logprob_entries(part.logprobs)})
+    def feed(self, choice: int, event: Event) -> bytes:
+        if type(event) is not TextDelta:
+            return super().feed(choice, event)
+        self.answers[choice].take(event)
+        self._texts[choice].append(event.text)
+        if not self._is_stream:
+            return b""
+        piece = {**self._piece(choice, event.text, event.ids), "stop": False}
+        return sse_event({**piece, **self._probabilities(event.logprobs)})
+
+    def started(self, choice: int) -> bytes:
+        return self._progress(choice, None)
+
+    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
+        return self._progress(choice, progress)
+
+    def _progress(self, choice: int, progress: PrefillProgress | None) -> bytes:
+        started = self.answers[choice].started
+        if not self._has_progress or started is None:
+            return b""
+        piece = {**self._piece(choice, "", ()), "stop": False}
+        return sse_event({**piece, "prompt_progress": prompt_progress(started, progress)})
+
+    def finished(self, choice: int) -> bytes:
+        return sse_event(self._selected(self._last(choice, "", ())))
 
     def end(self) -> bytes:
-        return sse_event(self._summary(""))
+        return b""
 
     def error(self, error: LlmrunError) -> bytes:
         return sse_event(error_body(error, error.http_status))
 
-    def whole(self) -> dict[str, Any]:
-        tokens = self.answers[0].text_logprobs
-        probabilities = {"completion_probabilities": logprob_entries(tokens)} if tokens else {}
-        return self._summary(self.answers[0].text) | probabilities
+    def whole(self) -> Any:
+        """Return the answer, or a list of several."""
+        answers = [
+            self._selected(
+                {
+                    **self._last(choice, "".join(self._texts[choice]), answer.ids),
+                    **self._probabilities(answer.logprobs),
+                }
+            )
+            for choice, answer in enumerate(self.answers)
+        ]
+        return answers if len(answers) > 1 else answers[0]
 
-    def _summary(self, text: str) -> dict[str, Any]:
-        answer, stats = self.answers[0], self.answers[0].stats
+    def _piece(self, choice: int, text: str, ids: Iterable[int]) -> dict[str, Any]:
+        return {"index": choice, "content": text, "tokens": list(ids), "id_slot": -1}
+
+    def _last(self, choice: int, text: str, ids: Iterable[int]) -> dict[str, Any]:
+        """Return the end of an answer."""
+        answer, stats = self.answers[choice], self.answers[choice].stats
+        seed = answer.started.seed if answer.started is not None else None
         return {
-            **_piece(text),
+            **self._piece(choice, text, ids),
             "stop": True,
             "model": self._envelope.model,
-            "prompt": self._prompt,
+            "prompt": self._prompts[choice // self._n],
             "tokens_predicted": stats.completion_tokens,
             "tokens_evaluated": stats.prompt_tokens,
             "tokens_cached": stats.reused_tokens,
+            "generation_settings": generation_settings(self.requests.get(choice), seed=seed, stream=self._is_stream),
+            "has_new_line": any("\n" in each for each in self._texts[choice]),
             "truncated": False,
             "stop_type": _STOP_TYPES.get(answer.reason, "none"),
             "stopping_word": answer.stop,
-            "timings": _timings(stats),
+            "timings": timings(stats),
         }
 
+    def _selected(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of an answer that the client wants; "a/b" is the field b of the object a."""
+        found: dict[str, Any] = {}
+        for path in self._wanted:
+            value: Any = answer
+            for name in path.split("/"):
+                value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+            if value is not _MISSING:
+                found[path] = value
+        return found if self._wanted else answer
 
-def _piece(text: str) -> dict[str, Any]:
-    return {"index": 0, "content": text, "tokens": [], "stop": False, "id_slot": -1}
+    def _probabilities(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+        """Return the field with the log-probabilities of tokens, or the probabilities by which they were drawn."""
+        entries = logprob_entries(tokens)
+        if self._is_processed:
+            for entry in entries:
+                entry["top_probs"] = [*map(_as_probability, entry.pop("top_logprobs"))]
+            entries = [*map(_as_probability, entries)]
+        return {"completion_probabilities": entries} if entries else {}
 
 
-def _timings(stats: Stats) -> dict[str, Any]:
-    return {
-        "prompt_n": stats.prompt_tokens - stats.reused_tokens,
-        "prompt_ms": 1000 * stats.prefill_seconds,
-        "prompt_per_second": stats.prefill_rate,
-        "predicted_n": stats.completion_tokens,
-        "predicted_ms": 1000 * stats.decode_seconds,
-        "predicted_per_second": stats.decode_rate,
-        "cache_n": stats.reused_tokens,
-        "ttft_ms": 1000 * stats.ttft_seconds,
-        "predicted_per_step": stats.tokens_per_step,
-        **(
-            {"draft_n": stats.drafted_tokens, "draft_n_accepted": stats.accepted_tokens} if stats.drafted_tokens else {}
-        ),
-    }
+_MISSING = object()
+
+
+def _as_probability(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a token with its probability instead of the logarithm."""
+    probability = math.exp(entry.pop("logprob"))
+    return {**entry, "prob": probability}

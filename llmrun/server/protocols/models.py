@@ -79,9 +79,6 @@ def show(
         embeds: it computes vectors, and does not generate.
         modalities: kinds of files that it reads.
     """
-    others = {"tools": bool(template), "thinking": thinks}
-    others |= {"vision": "image" in modalities, "audio": "audio" in modalities}
-    answers = ["completion", *(name for name, has in others.items() if has)]
     return {
         "modelfile": "",
         "parameters": "",
@@ -91,9 +88,18 @@ def show(
             "general.architecture": model.architecture,
             f"{model.architecture}.context_length": n_ctx_train,
         },
-        "capabilities": ["embedding"] if embeds else answers,
+        "capabilities": capabilities(has_template=bool(template), thinks=thinks, embeds=embeds, modalities=modalities),
         "modified_at": unix_time(model.modified),
     }
+
+
+def capabilities(*, has_template: bool, thinks: bool, embeds: bool, modalities: frozenset[Modality]) -> list[str]:
+    """Return what a model can do, in Ollama's words. Arguments as those of show()."""
+    if embeds:
+        return ["embedding"]
+    others = {"tools": has_template, "thinking": thinks}
+    others |= {"vision": "image" in modalities, "audio": "audio" in modalities}
+    return ["completion", *(name for name, has in others.items() if has)]
 
 
 def _listed(model: ModelDescription) -> dict[str, Any]:
@@ -123,6 +129,29 @@ def unix_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
+class ModelFacts(NamedTuple):
+    """What the header of a model's file says, and the projector beside it."""
+
+    n_ctx_train: int = 0
+    n_vocab: int = 0
+    n_embd: int = 0
+    n_parameters: int = 0
+    weight_bytes: int = 0
+    quant: str = ""
+    has_template: bool = False
+    thinks: bool = False
+    embeds: bool = False
+    modalities: frozenset[Modality] = frozenset()
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the model can do, in Ollama's words and in llama-server's."""
+        found = capabilities(
+            has_template=self.has_template, thinks=self.thinks, embeds=self.embeds, modalities=self.modalities
+        )
+        return [*found, "multimodal"] if self.modalities else found
+
+
 class ListedModel(NamedTuple):
     """A name that requests may have."""
 
@@ -130,17 +159,38 @@ class ListedModel(NamedTuple):
     created: int  # Unix time of its file, 0 if unknown
     n_ctx: int  # context window in tokens, 0 if unknown
     alias_of: str = ""  # the name of the same model, if this is another name of it
+    facts: ModelFacts | None = None  # None if its file can't be read
 
 
 def openai_model(model: ListedModel) -> dict[str, Any]:
-    """Return an entry with the context window as vLLM and OpenRouter name it."""
+    """Return an entry with the context window as vLLM and OpenRouter name it, and llama-server's `meta`."""
     window = {"context_length": model.n_ctx, "max_model_len": model.n_ctx} if model.n_ctx else {}
     alias = {"alias_of": model.alias_of} if model.alias_of else {}
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "llmrun", **window, **alias}
+    meta = {"meta": _meta(model.facts, model.n_ctx)} if model.facts is not None else {}
+    entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "llmrun"}
+    return {**entry, **window, **alias, **meta}
+
+
+def _meta(facts: ModelFacts, n_ctx: int) -> dict[str, Any]:
+    return {
+        "n_vocab": facts.n_vocab,
+        "n_ctx": n_ctx,
+        "n_ctx_train": facts.n_ctx_train,
+        "n_embd": facts.n_embd,
+        "n_params": facts.n_parameters,
+        "size": facts.weight_bytes,
+        "ftype": facts.quant,
+    }
 
 
 def openai_models(models: Sequence[ListedModel]) -> dict[str, Any]:
-    return {"object": "list", "data": [*map(openai_model, models)]}
+    """Return the list, and `models` as llama-server has it: clients find there what a model can do."""
+    described = [
+        {"name": each.name, "model": each.name, "type": "model", "capabilities": each.facts.capabilities}
+        for each in models
+        if each.facts is not None
+    ]
+    return {"object": "list", "data": [*map(openai_model, models)], "models": described}
 
 
 def codex_models(models: Sequence[ListedModel]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.protocol.answer import ResponseAccumulator, logprob_entries
 from llmrun.protocol.media import Media
-from llmrun.protocol.messages import AnswerRequest, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, PrefillProgress, TokenLogprob
 from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.attachments import input_audio, media_from_url, openai_file, refuse_media
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.options import MOST_ANSWERS, completion_request, read_adapters
+from llmrun.server.protocols.timings import FINGERPRINT, prompt_progress, timings
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Our error codes that clients know by another name."""
@@ -40,6 +42,8 @@ def error_body(error: LlmrunError, status: int) -> dict[str, Any]:
         counts = {"n_prompt_tokens": length, "n_ctx": limit}  # as llama-server names them
     message = f"{message}; {error.hint}" if error.hint else message
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    if isinstance(error, ContextOverflowError):
+        kind = "exceed_context_size_error"  # llama-server's; OpenAI's clients look at the code
     code = _CODES.get(error.code, error.code)
     return {"error": {"message": message, "type": kind, "param": None, "code": code, **counts}}
 
@@ -99,11 +103,15 @@ def logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
 def completion_of_several(fields: Fields, request: AnswerRequest) -> CompletionRequest:
     """Return the completion that a body requests, with the fields that only chat and text completions have."""
     _includes_usage(fields)
-    return completion_request(fields, replace(request, adapters=read_adapters(fields)), _n_answers(fields))
+    if fields.flag("stream"):
+        fields.flag("return_progress")
+    return completion_request(fields, replace(request, adapters=read_adapters(fields)), n_answers(fields))
 
 
-def _n_answers(fields: Fields) -> int:
-    return fields.whole("n", 1, MOST_ANSWERS) or 1
+def n_answers(fields: Fields) -> int:
+    """Return the number of answers to each prompt."""
+    named = [fields.whole(name, 1, MOST_ANSWERS) for name in ("n", "n_cmpl")]  # the second is llama-server's
+    return next(filter(None, named), 1)
 
 
 def _includes_usage(fields: Fields) -> bool:
@@ -116,9 +124,9 @@ class CompletionWriter(AnswerWriter):
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         fields = Fields(body)
-        self._has_usage = _includes_usage(fields)
+        self._has_usage, self._has_progress = _includes_usage(fields), fields.flag("return_progress") is True
         self._envelope = envelope
-        self._n = _n_answers(fields)
+        self._n = n_answers(fields)
         super().__init__(self._n * self._count_prompts(fields))
 
     def _count_prompts(self, fields: Fields) -> int:
@@ -127,15 +135,42 @@ class CompletionWriter(AnswerWriter):
     def error(self, error: LlmrunError) -> bytes:
         return sse_event(error_body(error, error.http_status))
 
+    def started(self, choice: int) -> bytes:
+        return self._progress(choice, None)
+
+    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
+        return self._progress(choice, progress)
+
+    def _progress(self, choice: int, progress: PrefillProgress | None) -> bytes:
+        """Return how much of a prompt is computed, if that was requested."""
+        started = self.answers[choice].started
+        if not self._has_progress or started is None:
+            return b""
+        return self._empty_chunk(choice, {"prompt_progress": prompt_progress(started, progress)})
+
+    @abstractmethod
+    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
+        """Return a chunk with nothing of an answer, and more fields."""
+
     def _end(self, kind: str) -> bytes:
         """Return the usage, if it was requested, and the last line of a stream."""
         if not self._has_usage:
             return SSE_DONE
-        return sse_event({**self._head(kind), "choices": [], "usage": self._usage()}) + SSE_DONE
+        return sse_event({**self._head(kind), "choices": [], "usage": self._usage(), **self._timings(0)}) + SSE_DONE
 
     def _head(self, kind: str) -> dict[str, Any]:
         envelope = self._envelope
-        return {"id": envelope.id, "object": kind, "created": envelope.created, "model": envelope.model}
+        return {
+            "id": envelope.id,
+            "object": kind,
+            "created": envelope.created,
+            "model": envelope.model,
+            "system_fingerprint": FINGERPRINT,
+        }
+
+    def _timings(self, index: int) -> dict[str, Any]:
+        """Return llama-server's field with the times of an answer. In a stream it is in the last chunk."""
+        return {"timings": timings(self.answers[index].stats)}
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = cached_tokens = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from llmrun.errors import UsageError
@@ -162,7 +163,8 @@ class ChatWriter(CompletionWriter):
         return b""
 
     def finished(self, choice: int) -> bytes:
-        return self._chunk(choice, {}, reason=finish_reason(self.answers[choice]))
+        more = {} if self._has_usage else self._timings(choice)
+        return self._chunk(choice, {}, reason=finish_reason(self.answers[choice]), more=more)
 
     def end(self) -> bytes:
         return self._end("chat.completion.chunk")
@@ -177,10 +179,19 @@ class ChatWriter(CompletionWriter):
             }
             for index, answer in enumerate(self.answers)
         ]
-        return {**self._head(CHAT), "choices": choices, "usage": self._usage(), **self._kept}
+        body = {**self._head(CHAT), "choices": choices, "usage": self._usage()}
+        return {**body, **self._kept, **self._timings(0)}
+
+    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
+        return self._chunk(index, {}, more=more)
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], tokens: tuple[TokenLogprob, ...] = (), reason: str | None = None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        tokens: tuple[TokenLogprob, ...] = (),
+        reason: str | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> bytes:
         choice = {
             "index": index,
@@ -188,7 +199,7 @@ class ChatWriter(CompletionWriter):
             "logprobs": logprobs(tokens) if tokens else None,
             "finish_reason": reason,
         }
-        data = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        data = {**self._head("chat.completion.chunk"), "choices": [choice], **more}
         return sse_event({**data, "usage": None} if self._has_usage else data)
 
     def _call_chunk(self, choice: int, delta: dict[str, Any]) -> bytes:

@@ -202,7 +202,7 @@ class ResponseWriter(AnswerWriter):
         super().__init__()
         self._envelope, fields = envelope, Fields(body)
         given = read_sampling(fields)
-        self.request = AnswerRequest(
+        self._asked = AnswerRequest(
             sampling=SamplingParams(**{name: given[name] for name in _SETTINGS if name in given}),
             limits=read_limits(fields, "max_output_tokens"),
             **read_openrouter_reasoning(fields),
@@ -279,6 +279,7 @@ class ResponseWriter(AnswerWriter):
 
     def _response(self, status: str) -> dict[str, Any]:
         """Return a response with every field that OpenResponses requires; its settings are those that are used."""
+        asked = self.requests.get(0, self._asked)
         return {
             "id": self._envelope.id,
             "object": "response",
@@ -290,9 +291,9 @@ class ResponseWriter(AnswerWriter):
             "error": None,
             "incomplete_details": None,
             "usage": None,
-            **{name: getattr(self.request.sampling, name) for name in _SETTINGS},
-            "max_output_tokens": self.request.limits.max_tokens,
-            "reasoning": {"effort": self.request.reasoning_effort, "summary": None},
+            **{name: getattr(asked.sampling, name) for name in _SETTINGS},
+            "max_output_tokens": asked.limits.max_tokens,
+            "reasoning": {"effort": asked.reasoning_effort, "summary": None},
             **_FIXED,
             **self._echoed,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from llmrun.errors import UsageError
@@ -13,13 +14,12 @@ from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
 from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_of_several, error_body, finish_reason
-from llmrun.server.protocols.options import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import HIGHEST_TOKEN, read_grammar_fields, read_limits
 
 __all__ = ["error_body", "read", "writer"]
 
 _KIND = "text_completion"
 _MOST_PROMPTS = 64
-HIGHEST_TOKEN = 2**31 - 1
 
 
 def read(body: Mapping[str, Any]) -> CompletionRequest:
@@ -31,9 +31,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     """
     fields = Fields(body)
     first, *others = (
-        AnswerRequest(
-            prompt=prompt if isinstance(prompt, str) else "",
-            prompt_tokens=() if isinstance(prompt, str) else prompt,
+        request_for(
+            prompt,
             suffix=fields.text("suffix") or None,
             limits=read_limits(fields, "max_tokens", "n_predict"),
             grammar=read_grammar_fields(fields),
@@ -53,23 +52,48 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
     )
 
 
-def read_prompts(fields: Fields) -> list[str | tuple[int, ...]]:
-    """Return the prompts: a text or a list of token ids each.
+Prompt = str | tuple[int | str, ...]
+"""A text, or token ids with texts between them."""
+
+
+def read_prompts(fields: Fields) -> list[Prompt]:
+    """Return the prompts. As in llama-server, a list with a token id in it is one prompt.
 
     Raises:
         UsageError: there is none, or too many, or one is something else.
     """
     value = fields.value("prompt")
-    several = value if isinstance(value, list) and value and type(value[0]) is not int else [value]
-    prompts: list[str | tuple[int, ...]] = [
-        each if isinstance(each, str) else Fields({"prompt": each}).wholes("prompt", 0, HIGHEST_TOKEN)
-        for each in several
-    ]
-    if not all(each or isinstance(each, str) for each in prompts):
+    several = value if isinstance(value, list) and value and not any(type(each) is int for each in value) else [value]
+    if len(several) > _MOST_PROMPTS:
+        raise UsageError(f"prompt has {len(several):,} entries", why=f"the maximum is {_MOST_PROMPTS}")
+    return list(map(_prompt, several))
+
+
+def _prompt(value: Any) -> Prompt:
+    if isinstance(value, dict):  # llama-server's
+        inner = Fields(value, "prompt")
+        if inner.value("multimodal_data"):
+            hint = "/v1/chat/completions takes images and audio"
+            raise UsageError("prompt.multimodal_data can't be used here", hint=hint)
+        value = inner.needed_text("prompt_string")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
         raise UsageError("prompt is missing, or one is empty")
-    if len(prompts) > _MOST_PROMPTS:
-        raise UsageError(f"prompt has {len(prompts):,} entries", why=f"the maximum is {_MOST_PROMPTS}")
-    return prompts
+    if not all(isinstance(each, str) or (type(each) is int and 0 <= each <= HIGHEST_TOKEN) for each in value):
+        raise UsageError(
+            "prompt must be a text, or a list of token ids",
+            why=f"a token id is a whole number from 0 to {HIGHEST_TOKEN:,}",
+            hint="a list may have texts between token ids, or be one of several prompts",
+        )
+    return tuple(value)
+
+
+def request_for(prompt: Prompt, **fields: Any) -> AnswerRequest:
+    """Return the request for an answer to a prompt; `fields` are all others of an AnswerRequest."""
+    if isinstance(prompt, str):
+        return AnswerRequest(prompt=prompt, **fields)
+    return AnswerRequest(prompt="", prompt_tokens=prompt, **fields)
 
 
 def _check(fields: Fields, requests: Sequence[AnswerRequest]) -> None:
@@ -142,7 +166,10 @@ class TextWriter(CompletionWriter):
         return self._texts[choice].with_text(part.text)  # there is only text without a template
 
     def finished(self, choice: int) -> bytes:
-        return self._chunk(choice, "")
+        return self._empty_chunk(choice, {} if self._has_usage else self._timings(choice))
+
+    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
+        return self._chunk(index, "", more=more)
 
     def end(self) -> bytes:
         return self._end(_KIND)
@@ -155,7 +182,7 @@ class TextWriter(CompletionWriter):
             joined = {name: [*prompt.get(name, ()), *values] for name, values in own.items()}
             has_logprobs = bool(prompt or answer.text_logprobs)
             choices.append(self._choice(index, self._echoes[index] + answer.text, joined if has_logprobs else None))
-        return {**self._head(_KIND), "choices": choices, "usage": self._usage()}
+        return {**self._head(_KIND), "choices": choices, "usage": self._usage(), **self._timings(0)}
 
     def _new_offsets(self, index: int) -> TextOffsets:
         return TextOffsets(self._n_before[index // self._n] if self._n_before else 0)
@@ -165,10 +192,18 @@ class TextWriter(CompletionWriter):
         prompts = self._envelope.prompts if self._has_logprobs else ()
         return offsets.prompt_logprobs(prompts[index // self._n]) if prompts else {}
 
-    def _chunk(self, index: int, text: str, tokens: Sequence[TokenLogprob] = (), *, is_prompt: bool = False) -> bytes:
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[TokenLogprob] = (),
+        *,
+        is_prompt: bool = False,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> bytes:
         offsets = self._offsets[index]
         logprobs = self._prompt_logprobs(index, offsets) if is_prompt else offsets.logprobs(tokens) if tokens else None
-        data = {**self._head(_KIND), "choices": [self._choice(index, text, logprobs or None)]}
+        data = {**self._head(_KIND), "choices": [self._choice(index, text, logprobs or None)], **more}
         return sse_event({**data, "usage": None} if self._has_usage else data)
 
     def _choice(self, index: int, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:

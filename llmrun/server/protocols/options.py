@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import Any
@@ -24,6 +25,9 @@ from llmrun.server.protocols.fields import Fields, as_json, read_duration
 MOST_ANSWERS = 16  # to one prompt
 _MOST_BIASES = 1024
 _MOST_TEXTS = 64
+_LONGEST_TEXT = 1024  # characters of such a text, or of one with a bias
+HIGHEST_TOKEN = 2**31 - 1
+_NUMBER = re.compile("-?[0-9]{1,1024}")
 _LARGEST_BIAS = 1e6
 _LONGEST_GRAMMAR = 256 * 1024
 _MOST_ADAPTERS = 1024
@@ -102,29 +106,39 @@ def read_sampling(body: Fields) -> dict[str, Any]:
 
 def _few(body: Fields, key: str, limit: int) -> tuple[str, ...]:
     texts = body.texts(key)
-    if len(texts) > limit or any(len(text) > 1024 for text in texts):
-        raise UsageError(f"{body.name(key)} is too long", why=f"{limit} strings at most, each of 1,024 characters")
+    if len(texts) > limit or any(len(text) > _LONGEST_TEXT for text in texts):
+        why = f"{limit} strings at most, each of {_LONGEST_TEXT:,} characters"
+        raise UsageError(f"{body.name(key)} is too long", why=why)
     return texts
 
 
-def _biases(body: Fields, key: str) -> tuple[tuple[int, float], ...]:
-    """Read OpenAI's {"token id": bias}, or llama.cpp's [[token id, bias], ...], in which false bans a token."""
-    value = body.value(key)
-    pairs = list(value.items()) if isinstance(value, dict) else value
-    invalid = UsageError(f"{body.name(key)} must be an object of token ids and numbers")
-    if not isinstance(pairs, list) or len(pairs) > _MOST_BIASES:
-        raise invalid
-    found: list[tuple[int, float]] = []
-    for pair in pairs:
-        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-            raise invalid
-        token, bias = pair
-        if not str(token).isdecimal() or len(str(token)) > 9:
-            raise invalid
-        if not isinstance(bias, (int, float)) or not abs(bias) <= _LARGEST_BIAS:
-            raise invalid
-        found.append((int(token), -math.inf if bias is False else float(bias)))
-    return tuple(found)
+def _biases(body: Fields, key: str) -> tuple[tuple[int | str, float], ...]:
+    """Read OpenAI's {"token id": bias}, or llama.cpp's [[token id, bias], ...], in which false bans a token.
+
+    As in llama.cpp, a text stands for each of its tokens; as the name of a field, a number is a token id.
+    """
+    value, name = body.value(key), body.name(key)
+    if not isinstance(value, (dict, list)):
+        raise UsageError(f"{name} must be an object of token ids or texts and numbers, or a list of such pairs")
+    if len(value) > _MOST_BIASES:
+        raise UsageError(f"{name} has {len(value):,} entries", why=f"the maximum is {_MOST_BIASES:,}")
+    if isinstance(value, dict):
+        pairs = [[int(token) if _NUMBER.fullmatch(token) else token, bias] for token, bias in value.items()]
+    else:
+        pairs = value
+    return tuple(starmap(_bias, ((f"{name}[{index}]", pair) for index, pair in enumerate(pairs))))
+
+
+def _bias(name: str, pair: Any) -> tuple[int | str, float]:
+    token: Any
+    bias: Any
+    token, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
+    is_token = type(token) is int and 0 <= token <= HIGHEST_TOKEN
+    is_text = isinstance(token, str) and 0 < len(token) <= _LONGEST_TEXT
+    is_bias = bias is False or (isinstance(bias, (int, float)) and bias is not True and abs(bias) <= _LARGEST_BIAS)
+    if not (is_token or is_text) or not is_bias:
+        raise UsageError(f"{name} must be a token id or a text, and a number of at most {_LARGEST_BIAS:,.0f}, or false")
+    return token, -math.inf if bias is False else float(bias)
 
 
 def read_drafts(body: Fields) -> int | None:

@@ -24,7 +24,7 @@ def test_an_answer() -> None:
     assert talk.answer("Hi") == ("Hello!", "stop")
     assert talk.context.cached() == tokens_of("HiHello!")
     kinds = [type(event) for event in talk.events]
-    assert kinds == [Started, *[TextDelta] * 6, Finished]
+    assert kinds == [Started, PrefillProgress, *[TextDelta] * 6, Finished]
 
 
 def test_an_empty_answer() -> None:
@@ -132,7 +132,7 @@ def test_prefill_progress_counts_what_was_computed() -> None:
     talk = Conversation(scripted({"x" * 20: "a"}), n_batch=8)
     talk.answer("x" * 20)
     progress = [event for event in talk.events if isinstance(event, PrefillProgress)]
-    assert progress == [PrefillProgress(1, 8, 1), PrefillProgress(1, 16, 2)]
+    assert progress == [PrefillProgress(1, 8, 1), PrefillProgress(1, 16, 2), PrefillProgress(1, 20, 3)]
     assert [len(batch) for batch in talk.context.calls] == [8, 8, 4, 1]
 
 
@@ -397,7 +397,7 @@ def test_a_device_that_computes_after_decode_has_returned_gets_the_same_times(is
     talk.run()
     stats = talk.finished().stats
     assert stats.prefill_seconds == stats.ttft_seconds == 1.0
-    assert [event.seconds for event in talk.events if isinstance(event, PrefillProgress)] == [0.5]
+    assert [event.seconds for event in talk.events if isinstance(event, PrefillProgress)] == [0.5, 1.0]
     assert (stats.decode_seconds, stats.overhead_seconds) == (8 / 1024, 0.0)
     assert talk.engine._rate.tokens_within(1.0) == 1024, "what sizes the pieces of prompts"
 

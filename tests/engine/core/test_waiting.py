@@ -142,7 +142,7 @@ def test_a_device_is_not_waited_for_between_the_pieces_of_a_prompt() -> None:
     assert sum(pieces) == 4096
     assert len(pieces) > 2
     assert min(waits) == len(pieces), "the last piece is the first one that is waited for"
-    assert progress == [sum(pieces[:count]) for count in range(1, len(pieces) - 1)]
+    assert progress == [*(sum(pieces[:count]) for count in range(1, len(pieces) - 1)), 4096]
     assert talk.text(1) == Conversation(hashed, n_ctx=9000).answer(prompt, SAMPLING, most=4)[0]
 
 

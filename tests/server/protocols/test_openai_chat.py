@@ -67,9 +67,13 @@ def test_a_client_may_ask_for_a_watermark() -> None:
 
 
 def test_names_of_other_servers_are_understood() -> None:
-    named = {"typ_p": 0.5, "repetition_penalty": 1.5, "samplers": ["top_k"], "logit_bias": [[5, False]], "seed": -1}
+    named = {
+        "typ_p": 0.5, "repetition_penalty": 1.5, "samplers": ["top_k"], "seed": -1,
+        "logit_bias": [[5, False], ["Hello", -1]],
+    }  # fmt: skip
     assert read({**USER, **named}).sampling == {
-        "typical_p": 0.5, "repeat_penalty": 1.5, "order": ("top_k",), "logit_bias": ((5, -math.inf),), "seed": None
+        "typical_p": 0.5, "repeat_penalty": 1.5, "order": ("top_k",), "seed": None,
+        "logit_bias": ((5, -math.inf), ("Hello", -1.0)),
     }  # fmt: skip
 
 
@@ -171,7 +175,11 @@ def test_tools_and_their_choice() -> None:
         ("stop", [1]),
         ("stop", ["x"] * 10_000),
         ("stop", ["x" * 10_000]),
-        ("logit_bias", {"a": 1}),
+        ("logit_bias", {"": 1}),
+        ("logit_bias", {"a": True}),
+        ("logit_bias", [["a"]]),
+        ("logit_bias", [[True, 1]]),
+        ("logit_bias", "a"),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {str(token): 1 for token in range(10_000)}),
         ("stream", "yes"),
@@ -385,8 +393,9 @@ def test_usage_is_that_of_all_prompts() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [[1, "a"]]}, {"prompt": ["a", 1]}, {"prompt": [1, "a"]},
-        {"prompt": [-1]}, {"prompt": ["a"] * 65}, {"prompt": [1], "suffix": "b"},
+        {}, {"prompt": []}, {"prompt": [[]]}, {"prompt": [[1, True]]}, {"prompt": ["a", [1, []]]}, {"prompt": {}},
+        {"prompt": {"prompt_string": "a <__media__>", "multimodal_data": ["YQ=="]}}, {"prompt": [-1]},
+        {"prompt": ["a"] * 65}, {"prompt": [1], "suffix": "b"},
         {"prompt": "a", "echo": True, "logprobs": 1, "suffix": "b"},
     ],
 )  # fmt: skip

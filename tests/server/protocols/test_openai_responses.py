@@ -398,7 +398,9 @@ def test_a_bare_schema_is_the_schema_of_the_format() -> None:
 def test_settings_are_those_that_the_engine_gets() -> None:
     made = writer({**HELLO, "top_p": 0.5}, ENVELOPE)
     assert (made.whole()["temperature"], made.whole()["top_p"]) == (0.8, 0.5)
-    made.request = AnswerRequest(sampling=SamplingParams(temperature=0.25), limits=Limits(7), reasoning_effort="low")
+    made.requests[0] = AnswerRequest(
+        sampling=SamplingParams(temperature=0.25), limits=Limits(7), reasoning_effort="low"
+    )
     whole = made.whole()
     assert [whole[name] for name in ("temperature", "max_output_tokens")] == [0.25, 7]
     assert whole["reasoning"] == {"effort": "low", "summary": None}

@@ -54,7 +54,9 @@ def test_a_result_is_a_line_without_controls() -> None:
     line = shown(lambda output: show_result(output, ToolOutput("a\x1b[31m\n" + "b" * 500)))
     assert line == f"  → a {'b' * 157}…\n"
     image = Media("iVBORw0KGgoAAAAN")
-    assert shown(lambda output: show_result(output, ToolOutput("Seen:", (image, image)))) == "  → Seen: [image] [image]\n"
+    assert (
+        shown(lambda output: show_result(output, ToolOutput("Seen:", (image, image)))) == "  → Seen: [image] [image]\n"
+    )
 
 
 def test_tools_are_a_line_each() -> None:
