@@ -49,5 +49,5 @@ def read_json_schema(text: str) -> Grammar:
     require("text", text, TEXT)
     from llmrun.grammar.json_lark import rules_of
 
-    rules_of(text)
+    rules_of(text, is_strict=False)
     return Grammar("json_schema", text)

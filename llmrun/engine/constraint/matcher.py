@@ -297,7 +297,7 @@ def _compiled(grammar: Grammar, text: str, tokenizer: Any) -> Any:
 def _as_lark(grammar: Grammar) -> str:
     """Translate a grammar for llguidance, with all checks, because the engine doesn't trust the front."""
     if grammar.kind == "json_schema":
-        return _rules_as_lark(rules_of(grammar.text))
+        return _rules_as_lark(rules_of(grammar.text, is_strict=False))
     if grammar.kind == "gbnf":
         return to_lark(gbnf.parse(grammar.text))
     lark.check(grammar.text)
