@@ -11,7 +11,7 @@ propertyNames and patterns with a look-ahead or a border of words.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
@@ -24,10 +24,9 @@ from llmrun.grammar.members import MAX_BITS, Members, members_rules, times
 from llmrun.grammar.place import SCHEMA
 from llmrun.grammar.regex import FORMATS, characters_of_json, literals, parse
 from llmrun.grammar.schema import Schema
-from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, join, key_of
+from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, canonical, join, key_of
 
 _MAX_PATTERNS = 4  # of one object, whose names may match any combination of them
-_MAX_UNIQUE = 6  # values of a list without repetitions, which may be in any order
 _LARGEST_MULTIPLE = Fraction(10**15)
 _QUOTE = '"\\""'
 _KEY_END = '"\\": "'
@@ -39,10 +38,14 @@ class Rules(NamedTuple):
     Attributes:
         start: an expression that matches the whole.
         lines: the rules, whose names are different for different schemas.
+        any_of: the paths of each oneOf that is taken as anyOf.
+        repeating: the paths of each uniqueItems whose lists the rules don't keep from repeating items.
     """
 
     start: str
     lines: tuple[str, ...]
+    any_of: tuple[tuple[str | int, ...], ...] = ()
+    repeating: tuple[tuple[str | int, ...], ...] = ()
 
 
 @lru_cache(maxsize=256)
@@ -67,12 +70,13 @@ class _Writer:
     def __init__(self, whole: Schema, prefix: str, *, is_strict: bool) -> None:
         self._schema = whole
         self._is_strict = is_strict
-        self._shapes = Shapes(whole)
+        self._shapes = Shapes(whole, is_strict=is_strict)
         self._prefix = prefix
         self._names: dict[object, str] = {}  # key of terms -> rule
         self._terminals: dict[str, str] = {}  # expression -> name
         self._lines: list[str] = []
         self._waiting: list[tuple[str, Terms]] = []
+        self._repeating: list[tuple[str | int, ...]] = []
 
     def rules(self) -> Rules:
         root: Terms = (Term(self._schema.root),)
@@ -83,7 +87,8 @@ class _Writer:
             name, terms = self._waiting.pop()
             self._lines.append(f"{name}: {' | '.join(self._options(name, terms))}")
         terminals = [f"{name}: {expression}" for expression, name in self._terminals.items()]
-        return Rules(start, (*self._lines, *terminals))
+        any_of, repeating = (tuple(dict.fromkeys(paths)) for paths in (self._shapes.any_of, self._repeating))
+        return Rules(start, (*self._lines, *terminals), any_of, repeating)
 
     def _rule(self, terms: Terms) -> str:
         """Return the name of the rule for values that meet some schemas."""
@@ -111,7 +116,7 @@ class _Writer:
     def _shape(self, name: str, shape: Shape) -> Iterator[str]:
         """Yield the expressions for values of one type; name is free for rules of their own."""
         if isinstance(shape, Listed):
-            yield from (_quoted(json.dumps(value, ensure_ascii=False)) for value in shape.values)
+            yield from map(_value, shape.values)
         elif isinstance(shape, Number):
             yield self._number(shape)
         elif isinstance(shape, Text):
@@ -151,7 +156,12 @@ class _Writer:
         elif is_closed or not self._shapes.is_possible(items):
             maximum = len(prefix) if maximum is None else min(maximum, len(prefix))
         if shape.is_unique and (maximum is None or maximum > 1):
-            return self._unique(name, shape, maximum)
+            unique = self._unique(name, shape, maximum)
+            if unique is not None:
+                return unique
+            self._repeating += (
+                self._schema.path(part, "uniqueItems") for part in shape.sources if part.get("uniqueItems") is True
+            )
         if shape.contains:
             return self._containing(shape, maximum)
         # The first items one by one, then any number of the others.
@@ -185,38 +195,25 @@ class _Writer:
         more = times(f'(", " {one})', least - 1, least - 1)
         return f'"[" {one} {more} (", " {item})* "]"'
 
-    def _unique(self, name: str, shape: Array, maximum: int | None) -> str:
-        """Write a rule for each set of values that are left."""
+    def _unique(self, name: str, shape: Array, maximum: int | None) -> str | None:
+        """Write rules for a list of different listed values; None if the items are not listed, or too many."""
         values = self._listed(shape.items or ())
-        if shape.prefix or shape.contains or values is None or len(values) > _MAX_UNIQUE:
-            why = f"uniqueItems can't be enforced for more than {_MAX_UNIQUE} different values"
-            self._fail(shape, ("uniqueItems",), why, "leave it out, and drop what comes twice afterwards")
-        most = len(values) if maximum is None else min(maximum, len(values))
-        if shape.minimum > most:
-            self._fail(shape, ("minItems",), f"there are only {most} different values")
-        everything = frozenset(values)
-        for used in range(most):
-            for taken in combinations(values, used):
-                left = everything - set(taken)
-                rest = f"{name}_u{_bits(values, left)}"
-                options = []
-                for value in values:
-                    if value in left:
-                        after = f"{name}_u{_bits(values, left - {value})}" if used + 1 < most else ""
-                        if after and used + 1 >= shape.minimum:
-                            after += "?"
-                        options.append(f"{'' if used == 0 else _quoted(', ') + ' '}{_quoted(value)} {after}".rstrip())
-                self._lines.append(f"{rest}: {' | '.join(options)}")
-        first = f"{name}_u{_bits(values, everything)}" + ("" if shape.minimum else "?")
-        return f'"[" {first} "]"' if most else '"[]"'
+        if shape.prefix or shape.contains or values is None or len(values) > MAX_BITS:
+            return None
+        if shape.minimum > len(values):
+            self._fail(shape, ("minItems",), f"there are only {len(values)} different values")
+        members = Members([*map(_value, values)], frozenset(), "", shape.minimum, maximum, any_order=True)
+        expression, lines = members_rules(name, members)
+        self._lines += lines
+        return f'"[" {expression} "]"'
 
-    def _listed(self, terms: Terms) -> list[str] | None:
-        """Return the values of some schemas as JSON; None if they are not listed."""
+    def _listed(self, terms: Terms) -> list[Any] | None:
+        """Return the different values of some schemas; None if they are not listed."""
         shapes = [shape for box in self._shapes.alternatives(terms) for shape in box.values()]
         if not all(isinstance(shape, Listed) for shape in shapes):
             return None
         values = [value for shape in shapes if isinstance(shape, Listed) for value in shape.values]
-        return list(dict.fromkeys(json.dumps(value, ensure_ascii=False) for value in values))
+        return [*{canonical(value): value for value in values}.values()]
 
     def _object(self, name: str, shape: Object) -> Iterator[str]:
         tail = list(self._tail(shape))
@@ -236,7 +233,7 @@ class _Writer:
     def _members(self, name: str, shape: Object, listed: dict[str, Terms], tail: Sequence[str]) -> str:
         """Write the rules of an object's properties; return an expression of them."""
         pairs = [
-            f"{_quoted(json.dumps(key, ensure_ascii=False) + ': ')} {self._rule(terms)}" for key, terms in listed.items()
+            f"{_key(key)} {self._rule(terms)}" for key, terms in listed.items()
         ]
         if tail:
             self._lines.append(f"{name}_pair: {' | '.join(tail)}")
@@ -310,8 +307,18 @@ def _part(terms: Terms) -> dict[str, Any] | None:
     return next((term.schema for term in terms if isinstance(term.schema, dict)), None)
 
 
-def _bits(values: Sequence[str], chosen: Collection[str]) -> int:
-    return sum(1 << index for index, value in enumerate(values) if value in chosen)
+def _value(value: Any) -> str:
+    """Return an expression of a JSON value, of the parts that other values have too: the lexer does not go back."""
+    if isinstance(value, list):
+        return " ".join(['"["', ' ", " '.join(map(_value, value)), '"]"'])
+    if isinstance(value, dict):
+        pairs = (f"{_key(key)} {_value(inner)}" for key, inner in value.items())
+        return " ".join(['"{"', ' ", " '.join(pairs), '"}"'])
+    return _quoted(json.dumps(value, ensure_ascii=False))
+
+
+def _key(name: str) -> str:
+    return _quoted(f"{json.dumps(name, ensure_ascii=False)}: ")
 
 
 def _quoted(text: str) -> str:

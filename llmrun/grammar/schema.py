@@ -105,6 +105,10 @@ class Schema:
         """Return the target of a part's $ref; None if it has none."""
         return next((container[key] for container, key in self._pointed_to(part)), None)
 
+    def path(self, container: Any, key: str | int) -> tuple[str | int, ...]:
+        """Return the keys and indices from the root to the value under a key."""
+        return self._places.path(container, key)
+
     def fail(self, container: Any, key: str | int, why: str, hint: str = "") -> NoReturn:
         """Raise the error for the value under a key."""
         path = self._places.path(container, key)
