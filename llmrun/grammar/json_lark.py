@@ -38,13 +38,13 @@ class Rules(NamedTuple):
     Attributes:
         start: an expression that matches the whole.
         lines: the rules, whose names are different for different schemas.
-        any_of: the paths of each oneOf that is taken as anyOf.
+        ignored: the paths of what the rules don't hold a value to, or never write; empty for a strict schema.
         repeating: the paths of each uniqueItems whose lists the rules don't keep from repeating items.
     """
 
     start: str
     lines: tuple[str, ...]
-    any_of: tuple[tuple[str | int, ...], ...] = ()
+    ignored: tuple[tuple[str | int, ...], ...] = ()
     repeating: tuple[tuple[str | int, ...], ...] = ()
 
 
@@ -58,19 +58,18 @@ def rules_of(text: str, *, is_strict: bool = True) -> Rules:
         BadGrammarError: the schema is broken, can't be met, or can't be enforced.
     """
     try:
-        whole = schema.parse(text)
+        whole = schema.parse(text, is_strict=is_strict)
         prefix = f"{'s' if is_strict else 'o'}{sha256(text.encode()).hexdigest()[:8]}"
-        return _Writer(whole, prefix, is_strict=is_strict).rules()
+        return _Writer(whole, prefix).rules()
     except RecursionError:
         why = "its schemas refer to each other in too long a chain"
         raise BadGrammarError(f"the {SCHEMA} is too complex", why=why) from None
 
 
 class _Writer:
-    def __init__(self, whole: Schema, prefix: str, *, is_strict: bool) -> None:
+    def __init__(self, whole: Schema, prefix: str) -> None:
         self._schema = whole
-        self._is_strict = is_strict
-        self._shapes = Shapes(whole, is_strict=is_strict)
+        self._shapes = Shapes(whole)
         self._prefix = prefix
         self._names: dict[object, str] = {}  # key of terms -> rule
         self._terminals: dict[str, str] = {}  # expression -> name
@@ -87,8 +86,8 @@ class _Writer:
             name, terms = self._waiting.pop()
             self._lines.append(f"{name}: {' | '.join(self._options(name, terms))}")
         terminals = [f"{name}: {expression}" for expression, name in self._terminals.items()]
-        any_of, repeating = (tuple(dict.fromkeys(paths)) for paths in (self._shapes.any_of, self._repeating))
-        return Rules(start, (*self._lines, *terminals), any_of, repeating)
+        ignored, repeating = (tuple(dict.fromkeys(paths)) for paths in (self._schema.ignored, self._repeating))
+        return Rules(start, (*self._lines, *terminals), ignored, repeating)
 
     def _rule(self, terms: Terms) -> str:
         """Return the name of the rule for values that meet some schemas."""
@@ -239,7 +238,7 @@ class _Writer:
             self._lines.append(f"{name}_pair: {' | '.join(tail)}")
         required = frozenset(index for index, key in enumerate(listed) if key in shape.required)
         other = f"{name}_pair" if tail else ""
-        members = Members(pairs, required, other, shape.minimum, shape.maximum, any_order=not self._is_strict)
+        members = Members(pairs, required, other, shape.minimum, shape.maximum, any_order=not self._schema.is_strict)
         if members.is_counted and len(pairs) > MAX_BITS:
             why = f"no more than {MAX_BITS} listed properties can be counted while an answer is written"
             self._fail(shape, ("minProperties", "maxProperties"), why, "leave it out")
@@ -254,7 +253,7 @@ class _Writer:
         """Yield expressions of properties without names of their own."""
         is_known = [key for key in shape.properties if key not in shape.negated]
         is_said = any(group.patterns or group.others is not None for group in shape.groups)
-        if self._is_strict and is_known and not is_said and set(shape.required) <= set(shape.properties):
+        if self._schema.is_strict and is_known and not is_said and set(shape.required) <= set(shape.properties):
             return
         patterns = list(dict.fromkeys(pattern for group in shape.groups for pattern, _ in group.patterns))
         if len(patterns) > _MAX_PATTERNS:

@@ -213,14 +213,31 @@ def _alternatives(tree: _Tree) -> list[list[_Tree]]:
         options = [_alternatives(part) for part in tree.parts]
         alternatives = [[part for parts in chosen for part in parts] for chosen in product(*options)]
     elif isinstance(tree, Repeat):
-        if tree.maximum != 1:
-            raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
-        alternatives = [*([[]] if tree.minimum == 0 else []), *_alternatives(tree.part)]
+        alternatives = _repeated(tree)
     else:
         alternatives = [[tree]]
     if len(alternatives) > _MAX_ALTERNATIVES:
         raise PatternError("the pattern has too many alternatives")
     return alternatives
+
+
+def _repeated(tree: Repeat) -> list[list[_Tree]]:
+    """Return the alternatives of a repetition with edges: with $ only at its end, and then at the end of the last one."""
+    options = _alternatives(tree.part)
+    if tree.maximum == 1:
+        return [*([[]] if tree.minimum == 0 else []), *options]
+    plain = [Series(tuple(parts)) for parts in options if not any(map(_has_edge, parts))]
+    ended = [parts for parts in options if any(map(_has_edge, parts))]
+    for *parts, last in ended:
+        is_end = isinstance(last, _Edge) and last.kind == "$" and not any(map(_has_edge, parts))
+        # What may be empty can end the text several times.
+        if not is_end or (tree.minimum > 1 and _at_end(Series(tuple(parts)), 0) is None):
+            raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
+    if not plain:
+        return [*([[]] if tree.minimum == 0 else []), *(ended if tree.minimum < 2 else [])]
+    most = None if tree.maximum is None else tree.maximum - 1
+    before = Repeat(Choice(tuple(plain)), max(0, tree.minimum - 1), most)
+    return [[Repeat(Choice(tuple(plain)), tree.minimum, tree.maximum)], *([before, *parts] for parts in ended)]
 
 
 def _has_edge(tree: _Tree) -> bool:

@@ -137,20 +137,14 @@ class _TooManyError(Exception):
 class Shapes:
     """The normal forms of a schema and of the schemas in it.
 
-    Args:
-        is_strict: oneOf whose schemas may both be met is refused; otherwise it is anyOf where that can't be prevented.
-
-    Attributes:
-        any_of: the paths of each oneOf that is taken as anyOf.
+    A oneOf whose schemas may both be met is anyOf where that can't be prevented, or refused if the schema is strict.
 
     Raises:
         BadGrammarError: a method met a schema without a normal form.
     """
 
-    def __init__(self, schema: Schema, *, is_strict: bool) -> None:
-        self.any_of: list[tuple[str | int, ...]] = []
+    def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._is_strict = is_strict
         self._boxes: dict[int, list[Box]] = {}
         self._of_terms: dict[object, list[Box]] = {}
         self._possible: dict[object, bool] = {}
@@ -294,8 +288,8 @@ class Shapes:
                 try:
                     option = self._meet(option, self._whole_complement(part["oneOf"][other]))
                 except (_NoComplementError, _TooManyError):
-                    if not self._is_strict:
-                        self.any_of.append(self._schema.path(part, "oneOf"))
+                    if not self._schema.is_strict:
+                        self._schema.ignored.append(self._schema.path(part, "oneOf"))
                         return [box for each in options for box in each]
                     first, second = sorted((index, other))
                     why = f"schemas {first + 1} and {second + 1} of oneOf may both be met, which can't be prevented"
