@@ -24,7 +24,20 @@ from llmrun.grammar.members import MAX_BITS, Members, members_rules, times
 from llmrun.grammar.place import SCHEMA
 from llmrun.grammar.regex import FORMATS, characters_of_json, literals, parse
 from llmrun.grammar.schema import Schema
-from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, canonical, join, key_of
+from llmrun.grammar.shapes import (
+    Array,
+    Listed,
+    Number,
+    Object,
+    Shape,
+    Shapes,
+    Term,
+    Terms,
+    Text,
+    canonical,
+    join,
+    key_of,
+)  # fmt: skip
 
 _MAX_PATTERNS = 4  # of one object, whose names may match any combination of them
 _LARGEST_MULTIPLE = Fraction(10**15)
@@ -231,9 +244,7 @@ class _Writer:
 
     def _members(self, name: str, shape: Object, listed: dict[str, Terms], tail: Sequence[str]) -> str:
         """Write the rules of an object's properties; return an expression of them."""
-        pairs = [
-            f"{_key(key)} {self._rule(terms)}" for key, terms in listed.items()
-        ]
+        pairs = [f"{_key(key)} {self._rule(terms)}" for key, terms in listed.items()]
         if tail:
             self._lines.append(f"{name}_pair: {' | '.join(tail)}")
         required = frozenset(index for index, key in enumerate(listed) if key in shape.required)

@@ -141,8 +141,7 @@ class _Rules:
         return _all(_ones(0, n_required), *zeros)
 
     def _room(self, index: int | None = None) -> Iterator[str]:
-        """Yield the conditions that a property, or a further one, leaves room for the required ones, and can be followed
-        by enough others."""
+        """Yield the conditions that a property, or a further one, leaves room for required ones, and enough others."""
         members, n_listed = self._members, len(self._chunk)
         if not members.is_counted:
             return

@@ -222,16 +222,17 @@ def _alternatives(tree: _Tree) -> list[list[_Tree]]:
 
 
 def _repeated(tree: Repeat) -> list[list[_Tree]]:
-    """Return the alternatives of a repetition with edges: with $ only at its end, and then at the end of the last one."""
+    """Return the alternatives of a repetition with edges, which may only be a $ at the end of what is repeated."""
     options = _alternatives(tree.part)
     if tree.maximum == 1:
         return [*([[]] if tree.minimum == 0 else []), *options]
-    plain = [Series(tuple(parts)) for parts in options if not any(map(_has_edge, parts))]
+    nodes = [[part for part in parts if not isinstance(part, _Edge | _Look)] for parts in options]
+    plain = [Series(tuple(some)) for some, parts in zip(nodes, options, strict=True) if len(some) == len(parts)]
     ended = [parts for parts in options if any(map(_has_edge, parts))]
     for *parts, last in ended:
         is_end = isinstance(last, _Edge) and last.kind == "$" and not any(map(_has_edge, parts))
         # What may be empty can end the text several times.
-        if not is_end or (tree.minimum > 1 and _at_end(Series(tuple(parts)), 0) is None):
+        if not is_end or (tree.minimum > 1 and (not parts or _at_end(parts[0], 0) is None)):
             raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
     if not plain:
         return [*([[]] if tree.minimum == 0 else []), *(ended if tree.minimum < 2 else [])]

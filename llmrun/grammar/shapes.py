@@ -72,6 +72,10 @@ class Array:
     is_negated: bool = False  # some of this comes from the complement of a schema
     sources: tuple[dict[str, Any], ...] = field(default=(), compare=False)
 
+    def terms_at(self, index: int) -> Terms:
+        """Return what an item has to meet."""
+        return self.prefix[index] if index < len(self.prefix) else self.items or ()
+
 
 class Group(NamedTuple):
     """The schemas of one part for properties without a name of their own."""
@@ -554,17 +558,13 @@ def _common_number(one: Number, other: Number) -> Number:
 
 def _common_array(one: Array, other: Array) -> Array:
     length = max(len(one.prefix), len(other.prefix))
-    prefix = tuple(join(_item(one, index), _item(other, index)) for index in range(length))
+    prefix = tuple(join(one.terms_at(index), other.terms_at(index)) for index in range(length))
     given = [shape.items for shape in (one, other) if shape.items is not None]
     return Array(
         prefix, join(given[0], given[-1]) if given else None, max(one.minimum, other.minimum),
         _least(one.maximum, other.maximum), _union(one.contains, other.contains), one.is_unique or other.is_unique,
         one.is_negated or other.is_negated, one.sources + other.sources,
     )  # fmt: skip
-
-
-def _item(array: Array, index: int) -> Terms:
-    return array.prefix[index] if index < len(array.prefix) else array.items or ()
 
 
 def _common_object(one: Object, other: Object) -> Object:

@@ -63,7 +63,7 @@ class TimelyEnd:
         self._closing, self._n_closing = closing, len(closing)
 
     def _after(self, token: int, n_before: int) -> int | None:
-        """Return how many tokens complete the answer at most; None if a token may have changed that by more than a few."""
+        """Return how many tokens complete the answer at most; None if a token may have changed that by much."""
         expected, self._closing = self._closing, []
         if expected[:1] == [token]:
             self._closing = expected[1:]
