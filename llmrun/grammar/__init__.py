@@ -20,6 +20,8 @@ class Grammar:
 
     kind: str  # "gbnf" (llama.cpp's), "lark" (llguidance's dialect) or "json_schema"
     text: str  # as the user wrote it
+    # Of a JSON schema: objects are closed unless it says otherwise, and in its order; nothing of it is left out.
+    is_strict: bool = False
 
 
 def read_grammar(text: str) -> Grammar:
@@ -40,8 +42,12 @@ def read_grammar(text: str) -> Grammar:
     return Grammar("gbnf", text)
 
 
-def read_json_schema(text: str) -> Grammar:
+def read_json_schema(text: str, *, is_strict: bool = False) -> Grammar:
     """Read a JSON schema.
+
+    Args:
+        is_strict: objects have only the properties that the schema lists, in its order, unless it says otherwise, and a
+            oneOf whose schemas may both be met is refused, if that can't be prevented, instead of taken as anyOf.
 
     Raises:
         BadGrammarError: the schema is broken, can't be met, or can't be enforced; names line and column.
@@ -49,5 +55,5 @@ def read_json_schema(text: str) -> Grammar:
     require("text", text, TEXT)
     from llmrun.grammar.json_lark import rules_of
 
-    rules_of(text)
-    return Grammar("json_schema", text)
+    rules_of(text, is_strict=is_strict)
+    return Grammar("json_schema", text, is_strict)

@@ -11,7 +11,7 @@ propertyNames and patterns with a look-ahead or a border of words.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from hashlib import sha256
@@ -20,15 +20,29 @@ from typing import Any, NamedTuple, NoReturn
 
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import numbers, schema
+from llmrun.grammar.members import MAX_BITS, Members, members_rules, times
 from llmrun.grammar.place import SCHEMA
-from llmrun.grammar.regex import FORMATS, characters_of_json, literal, parse
+from llmrun.grammar.regex import FORMATS, characters_of_json, literals, parse
 from llmrun.grammar.schema import Schema
-from llmrun.grammar.shapes import Array, Listed, Number, Object, Shape, Shapes, Term, Terms, Text, join, key_of
+from llmrun.grammar.shapes import (
+    Array,
+    Listed,
+    Number,
+    Object,
+    Shape,
+    Shapes,
+    Term,
+    Terms,
+    Text,
+    canonical,
+    join,
+    key_of,
+)  # fmt: skip
 
 _MAX_PATTERNS = 4  # of one object, whose names may match any combination of them
-_MAX_UNIQUE = 6  # values of a list without repetitions, which may be in any order
 _LARGEST_MULTIPLE = Fraction(10**15)
 _QUOTE = '"\\""'
+_KEY_END = '"\\": "'
 
 
 class Rules(NamedTuple):
@@ -37,14 +51,18 @@ class Rules(NamedTuple):
     Attributes:
         start: an expression that matches the whole.
         lines: the rules, whose names are different for different schemas.
+        ignored: the paths of what the rules don't hold a value to, or never write; empty for a strict schema.
+        repeating: the paths of each uniqueItems whose lists the rules don't keep from repeating items.
     """
 
     start: str
     lines: tuple[str, ...]
+    ignored: tuple[tuple[str | int, ...], ...] = ()
+    repeating: tuple[tuple[str | int, ...], ...] = ()
 
 
 @lru_cache(maxsize=256)
-def rules_of(text: str) -> Rules:
+def rules_of(text: str, *, is_strict: bool = True) -> Rules:
     """Return the rules of a JSON schema.
 
     Cached, because agents send the same tools with every request.
@@ -53,7 +71,9 @@ def rules_of(text: str) -> Rules:
         BadGrammarError: the schema is broken, can't be met, or can't be enforced.
     """
     try:
-        return _Writer(schema.parse(text), "s" + sha256(text.encode()).hexdigest()[:10]).rules()
+        whole = schema.parse(text, is_strict=is_strict)
+        prefix = f"{'s' if is_strict else 'o'}{sha256(text.encode()).hexdigest()[:8]}"
+        return _Writer(whole, prefix).rules()
     except RecursionError:
         why = "its schemas refer to each other in too long a chain"
         raise BadGrammarError(f"the {SCHEMA} is too complex", why=why) from None
@@ -68,6 +88,7 @@ class _Writer:
         self._terminals: dict[str, str] = {}  # expression -> name
         self._lines: list[str] = []
         self._waiting: list[tuple[str, Terms]] = []
+        self._repeating: list[tuple[str | int, ...]] = []
 
     def rules(self) -> Rules:
         root: Terms = (Term(self._schema.root),)
@@ -78,7 +99,8 @@ class _Writer:
             name, terms = self._waiting.pop()
             self._lines.append(f"{name}: {' | '.join(self._options(name, terms))}")
         terminals = [f"{name}: {expression}" for expression, name in self._terminals.items()]
-        return Rules(start, (*self._lines, *terminals))
+        ignored, repeating = (tuple(dict.fromkeys(paths)) for paths in (self._schema.ignored, self._repeating))
+        return Rules(start, (*self._lines, *terminals), ignored, repeating)
 
     def _rule(self, terms: Terms) -> str:
         """Return the name of the rule for values that meet some schemas."""
@@ -106,11 +128,11 @@ class _Writer:
     def _shape(self, name: str, shape: Shape) -> Iterator[str]:
         """Yield the expressions for values of one type; name is free for rules of their own."""
         if isinstance(shape, Listed):
-            yield from (_quoted(json.dumps(value, ensure_ascii=False)) for value in shape.values)
+            yield from map(_value, shape.values)
         elif isinstance(shape, Number):
             yield self._number(shape)
         elif isinstance(shape, Text):
-            yield self._terminal(f"{_QUOTE} ({_text(shape)}) {_QUOTE}")
+            yield self._terminal(f"{_QUOTE} ({self._text(shape)}) {_QUOTE}")
         elif isinstance(shape, Array):
             yield self._array(name, shape)
         else:
@@ -146,7 +168,12 @@ class _Writer:
         elif is_closed or not self._shapes.is_possible(items):
             maximum = len(prefix) if maximum is None else min(maximum, len(prefix))
         if shape.is_unique and (maximum is None or maximum > 1):
-            return self._unique(name, shape, maximum)
+            unique = self._unique(name, shape, maximum)
+            if unique is not None:
+                return unique
+            self._repeating += (
+                self._schema.path(part, "uniqueItems") for part in shape.sources if part.get("uniqueItems") is True
+            )
         if shape.contains:
             return self._containing(shape, maximum)
         # The first items one by one, then any number of the others.
@@ -165,8 +192,8 @@ class _Writer:
             return ""
         item = self._rule(items)
         if before:
-            return _times(f'(", " {item})', least, most)
-        more = f'{item} {_times(f"""(", " {item})""", max(0, least - 1), None if most is None else most - 1)}'
+            return times(f'(", " {item})', least, most)
+        more = f'{item} {times(f"""(", " {item})""", max(0, least - 1), None if most is None else most - 1)}'
         return more if least else f"({more})?"
 
     def _containing(self, shape: Array, maximum: int | None) -> str:
@@ -177,41 +204,28 @@ class _Writer:
         items = shape.items or ()
         item, containing = self._rule(items), self._rule(join(items, terms))
         one = f'({item} ", ")* {containing}'
-        more = _times(f'(", " {one})', least - 1, least - 1)
+        more = times(f'(", " {one})', least - 1, least - 1)
         return f'"[" {one} {more} (", " {item})* "]"'
 
-    def _unique(self, name: str, shape: Array, maximum: int | None) -> str:
-        """Write a rule for each set of values that are left."""
+    def _unique(self, name: str, shape: Array, maximum: int | None) -> str | None:
+        """Write rules for a list of different listed values; None if the items are not listed, or too many."""
         values = self._listed(shape.items or ())
-        if shape.prefix or shape.contains or values is None or len(values) > _MAX_UNIQUE:
-            why = f"uniqueItems can't be enforced for more than {_MAX_UNIQUE} different values"
-            self._fail(shape, ("uniqueItems",), why, "leave it out, and drop what comes twice afterwards")
-        most = len(values) if maximum is None else min(maximum, len(values))
-        if shape.minimum > most:
-            self._fail(shape, ("minItems",), f"there are only {most} different values")
-        everything = frozenset(values)
-        for used in range(most):
-            for taken in combinations(values, used):
-                left = everything - set(taken)
-                rest = f"{name}_u{_bits(values, left)}"
-                options = []
-                for value in values:
-                    if value in left:
-                        after = f"{name}_u{_bits(values, left - {value})}" if used + 1 < most else ""
-                        if after and used + 1 >= shape.minimum:
-                            after += "?"
-                        options.append(f"{'' if used == 0 else _quoted(', ') + ' '}{_quoted(value)} {after}".rstrip())
-                self._lines.append(f"{rest}: {' | '.join(options)}")
-        first = f"{name}_u{_bits(values, everything)}" + ("" if shape.minimum else "?")
-        return f'"[" {first} "]"' if most else '"[]"'
+        if shape.prefix or shape.contains or values is None or len(values) > MAX_BITS:
+            return None
+        if shape.minimum > len(values):
+            self._fail(shape, ("minItems",), f"there are only {len(values)} different values")
+        members = Members([*map(_value, values)], frozenset(), "", shape.minimum, maximum, any_order=True)
+        expression, lines = members_rules(name, members)
+        self._lines += lines
+        return f'"[" {expression} "]"'
 
-    def _listed(self, terms: Terms) -> list[str] | None:
-        """Return the values of some schemas as JSON; None if they are not listed."""
+    def _listed(self, terms: Terms) -> list[Any] | None:
+        """Return the different values of some schemas; None if they are not listed."""
         shapes = [shape for box in self._shapes.alternatives(terms) for shape in box.values()]
         if not all(isinstance(shape, Listed) for shape in shapes):
             return None
         values = [value for shape in shapes if isinstance(shape, Listed) for value in shape.values]
-        return list(dict.fromkeys(json.dumps(value, ensure_ascii=False) for value in values))
+        return [*{canonical(value): value for value in values}.values()]
 
     def _object(self, name: str, shape: Object) -> Iterator[str]:
         tail = list(self._tail(shape))
@@ -223,75 +237,34 @@ class _Writer:
         }
         if any(key not in listed for key in shape.required):
             return
+        if shape.maximum is not None and shape.maximum < len(shape.required):
+            return
         body = self._members(name, shape, listed, tail)
-        if body is not None:
-            yield f'"{{" {body} "}}"'
+        yield f'"{{" {body} "}}"'
 
-    def _members(self, name: str, shape: Object, listed: dict[str, Terms], tail: Sequence[str]) -> str | None:
-        """Write rules for the rest of an object: before each property, after another one or not, by their number."""
-        required, keys = set(shape.required), list(listed)
-        certain = len(required)
-        counts = shape.minimum > certain or (shape.maximum is not None and (bool(tail) or shape.maximum < len(keys)))
-        if shape.minimum > len(keys) + bool(tail):
-            why = "properties can't be counted while an answer is written, more than one or than are required"
-            self._fail(shape, ("minProperties",), why, "name them in required")
-        most = len(keys) + 1 if counts else 0
-        pair = self._pair_rule(name, tail)
-        after = {
-            (first, count): self._end(shape, pair, is_first=first, count=count if counts else None)
-            for first in (True, False)
-            for count in range(most + 1)
-        }
-        for index in range(len(keys) - 1, -1, -1):
-            key = keys[index]
-            value = f'{_quoted(json.dumps(key, ensure_ascii=False))} ": " {self._rule(listed[key])}'
-            before: dict[tuple[bool, int], str | None] = {}
-            for first in (True, False):
-                if first and any(key in required for key in keys[:index]):
-                    continue
-                for count in range(min(index, most) + 1) if counts else (0,):
-                    options = []
-                    rest = after.get((False, count + counts))
-                    if rest is not None and not (counts and shape.maximum is not None and count >= shape.maximum):
-                        options.append(f"{'' if first else _quoted(', ') + ' '}{value} {rest}".rstrip())
-                    skip = None if key in required else after.get((first, count))
-                    if skip is not None:
-                        options.append(skip or '""')
-                    rule = f"{name}_{'f' if first else 'm'}{index}_{count}"
-                    before[first, count] = rule if options else None
-                    if options:
-                        self._lines.append(f"{rule}: {' | '.join(options)}")
-            after = before
-        return after[True, 0]
-
-    def _pair_rule(self, name: str, tail: Sequence[str]) -> str:
+    def _members(self, name: str, shape: Object, listed: dict[str, Terms], tail: Sequence[str]) -> str:
+        """Write the rules of an object's properties; return an expression of them."""
+        pairs = [f"{_key(key)} {self._rule(terms)}" for key, terms in listed.items()]
         if tail:
             self._lines.append(f"{name}_pair: {' | '.join(tail)}")
-        return f"{name}_pair" if tail else ""
-
-    def _end(self, shape: Object, pair: str, *, is_first: bool, count: int | None) -> str | None:
-        """Return an expression of the properties without names of their own; None if the object can't end so.
-
-        Args:
-            count: the properties before; None if that does not matter. Of the other ones only one counts for a minimum,
-                because they may be the same.
-        """
-        missing = 0 if count is None else shape.minimum - count
-        most = None if count is None or shape.maximum is None else shape.maximum - count
-        if missing > (1 if pair and most != 0 else 0) or (most is not None and most < 0):
-            return None
-        if not pair or most == 0:
-            return ""
-        if is_first:
-            more = f'{pair} {_times(f"""(", " {pair})""", 0, None if most is None else most - 1)}'
-            return more if missing > 0 else f"({more})?"
-        return _times(f'(", " {pair})', max(0, missing), most)
+        required = frozenset(index for index, key in enumerate(listed) if key in shape.required)
+        other = f"{name}_pair" if tail else ""
+        members = Members(pairs, required, other, shape.minimum, shape.maximum, any_order=not self._schema.is_strict)
+        if members.is_counted and len(pairs) > MAX_BITS:
+            why = f"no more than {MAX_BITS} listed properties can be counted while an answer is written"
+            self._fail(shape, ("minProperties", "maxProperties"), why, "leave it out")
+        if shape.minimum > max(1, len(pairs) + bool(tail)):
+            why = "properties can't be counted while an answer is written, more than one or than are required"
+            self._fail(shape, ("minProperties",), why, "name them in required")
+        expression, lines = members_rules(name, members)
+        self._lines += lines
+        return expression
 
     def _tail(self, shape: Object) -> Iterator[str]:
         """Yield expressions of properties without names of their own."""
         is_known = [key for key in shape.properties if key not in shape.negated]
         is_said = any(group.patterns or group.others is not None for group in shape.groups)
-        if is_known and not is_said and set(shape.required) <= set(shape.properties):
+        if self._schema.is_strict and is_known and not is_said and set(shape.required) <= set(shape.properties):
             return
         patterns = list(dict.fromkeys(pattern for group in shape.groups for pattern, _ in group.patterns))
         if len(patterns) > _MAX_PATTERNS:
@@ -309,16 +282,27 @@ class _Writer:
                 others = [pattern for pattern in patterns if pattern not in matching]
                 key = Text(patterns=tuple(matching), forbidden=tuple(others), excluded=frozenset(taken))
                 for name in self._names_of(shape.names, key):
-                    yield f'{self._terminal(f"{_QUOTE} ({name}) {_QUOTE}")} ": " {self._rule(terms)}'
+                    yield f"{self._terminal(f'{_QUOTE} ({name}) {_KEY_END}')} {self._rule(terms)}"
 
     def _names_of(self, terms: Terms, key: Text) -> Iterator[str]:
         """Yield expressions of the names of this shape that meet propertyNames."""
         for box in self._shapes.alternatives(terms):
             shape = self._shapes.common(box["string"], key) if "string" in box else None
             if isinstance(shape, Listed):
-                yield " | ".join(literal(value) for value in shape.values)
+                yield literals(shape.values)
             elif isinstance(shape, Text):
-                yield _text(shape)
+                yield self._text(shape)
+
+    def _text(self, shape: Text) -> str:
+        """Return an expression of Lark terminals for the content of a string."""
+        parts = [f"({parse(pattern).lark})" for pattern in (*shape.patterns, *map(FORMATS.__getitem__, shape.formats))]
+        if shape.minimum or shape.maximum is not None:
+            parts.insert(0, characters_of_json(shape.minimum, shape.maximum))
+        elif not parts:  # a complement needs it too
+            parts.append(self._terminal(characters_of_json()))
+        parts += [f"~({parse(pattern).lark})" for pattern in shape.forbidden]
+        parts += [f"~{literals(sorted(shape.excluded))}"] if shape.excluded else []
+        return " & ".join(parts)
 
     def _fail(self, shape: Array | Object, keys: Sequence[str], why: str, hint: str = "") -> NoReturn:
         """Raise the error for the first of the keywords in the schemas that a shape comes from."""
@@ -333,26 +317,19 @@ def _part(terms: Terms) -> dict[str, Any] | None:
     return next((term.schema for term in terms if isinstance(term.schema, dict)), None)
 
 
-def _bits(values: Sequence[str], chosen: Collection[str]) -> int:
-    return sum(1 << index for index, value in enumerate(values) if value in chosen)
+def _value(value: Any) -> str:
+    """Return an expression of a JSON value, of the parts that other values have too: the lexer does not go back."""
+    if isinstance(value, list):
+        return " ".join(['"["', ' ", " '.join(map(_value, value)), '"]"'])
+    if isinstance(value, dict):
+        pairs = (f"{_key(key)} {_value(inner)}" for key, inner in value.items())
+        return " ".join(['"{"', ' ", " '.join(pairs), '"}"'])
+    return _quoted(json.dumps(value, ensure_ascii=False))
+
+
+def _key(name: str) -> str:
+    return _quoted(f"{json.dumps(name, ensure_ascii=False)}: ")
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-def _times(expression: str, minimum: int, maximum: int | None) -> str:
-    if maximum == 0:
-        return ""
-    simple = {(0, None): "*", (1, None): "+", (0, 1): "?", (1, 1): ""}.get((minimum, maximum))
-    return expression + (f"{{{minimum},{'' if maximum is None else maximum}}}" if simple is None else simple)
-
-
-def _text(shape: Text) -> str:
-    """Return an expression of Lark terminals for the content of a string."""
-    parts = [f"({parse(pattern).lark})" for pattern in (*shape.patterns, *map(FORMATS.__getitem__, shape.formats))]
-    if shape.minimum or shape.maximum is not None or not parts:  # a complement needs it too
-        parts.insert(0, characters_of_json(shape.minimum, shape.maximum))
-    parts += [f"~({parse(pattern).lark})" for pattern in shape.forbidden]
-    parts += [f"~({' | '.join(map(literal, sorted(shape.excluded)))})"] if shape.excluded else []
-    return " & ".join(parts)

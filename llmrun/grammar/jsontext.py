@@ -13,9 +13,11 @@ MAX_DEPTH = 100
 _MAX_NUMBER_CHARACTERS = 40
 
 _BLANK = re.compile(r"[ \t\r\n]*")
+_BLANKS = frozenset(" \t\r\n")
 _STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
 _STRING_START = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*')
 _ESCAPE = re.compile(r'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt]|(.))', re.DOTALL)
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"[A-Za-z0-9_.+-]+")
 _WORDS = {"true": True, "false": False, "null": None}
@@ -153,7 +155,7 @@ class _Reader:
                 self.fail(f"there is no escape {escape[0]}", start + escape.start())
         self.at = match.end()
         string = str(json.loads(match[0]))
-        if any("\ud800" <= character <= "\udfff" for character in string):
+        if _HALF.search(string):
             self.fail("in this string is half a character, which no text can hold", start)
         return string
 
@@ -174,8 +176,9 @@ class _Reader:
         return number
 
     def skip(self) -> None:
-        match = _BLANK.match(self._text, self.at)
-        self.at = match.end() if match else self.at
+        if self._text[self.at : self.at + 1] in _BLANKS:
+            match = _BLANK.match(self._text, self.at)
+            self.at = match.end() if match else self.at
 
     def next_character(self) -> str:
         """Return the next character in words."""

@@ -68,7 +68,7 @@ def enforceable(text: str, check: Callable[[Rules], None]) -> EnforceableSchema:
                 break
             left_out.append(_loosen(schema, costly))
             continue
-        return EnforceableSchema(rules, tuple(dict.fromkeys(left_out)))
+        return EnforceableSchema(rules, tuple(dict.fromkeys([*left_out, *rules.repeating])))
     type_alone = {"type": schema["type"]} if schema.get("type") in ("object", "array", "string") else {}
     return EnforceableSchema(rules_of(json.dumps(type_alone)), ((),))
 

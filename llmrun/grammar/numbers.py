@@ -7,6 +7,7 @@ double, and have no exponent beside a bound.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil, floor
 
 from llmrun.grammar.shapes import Number
@@ -17,6 +18,7 @@ _MAX_EXPONENT = 307
 _FRACTION = f"(?:\\.[0-9]{{1,{FRACTION_DIGITS}}})?"
 
 
+@lru_cache(maxsize=256)
 def terminal(shape: Number) -> str:
     """Return an expression of Lark terminals for the numbers of a shape.
 
@@ -65,6 +67,8 @@ def _integers(shape: Number) -> str:
 
 def _range(low: int, high: int) -> str:
     """Return a regular expression of the integers from low to high, both from 0 on, without leading zeros."""
+    if low == 1 and set(str(high)) == {"9"}:
+        return f"[1-9][0-9]{{0,{len(str(high)) - 1}}}"
     options = []
     while low <= high:
         # The largest block of integers that begins at low: the same first digits, then a digit of a range, then any.

@@ -6,6 +6,7 @@ A pattern is searched for, so text may stand around it unless it begins with ^ a
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 _JSON_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\\\"}
 _NOT_RAW = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F))  # have to be escaped in a JSON string
+_LETTERS = frozenset(string.ascii_letters + string.digits + "_")
 _LOW_SURROGATE = re.compile(r"\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})")
 _COUNTS = re.compile(r"\{(\d{1,9})(?:(,)(\d{1,9})?)?\}")
 _CATEGORIES = {"Letter": "L", "Mark": "M", "Number": "N", "Punctuation": "P", "Symbol": "S", "Separator": "Z",
@@ -93,14 +95,16 @@ def parse(text: str) -> Pattern:
     return Pattern(text)
 
 
+@lru_cache(maxsize=256)
 def characters_of_json(minimum: int = 0, maximum: int | None = None) -> str:
     """Return a regular expression, for Lark, of the content of a JSON string by its number of characters."""
     return _terminal(Repeat(Characters(ANY), minimum, maximum))
 
 
-def literal(text: str) -> str:
-    """Return a regular expression, for Lark, of a text as the content of a JSON string, in all of its spellings."""
-    return _terminal(Series(tuple(_one(ord(character)) for character in text)))
+def literals(texts: Sequence[str]) -> str:
+    """Return a regular expression, for Lark, of texts as the content of a JSON string, in all of their spellings."""
+    options = tuple(Series(tuple(_one(ord(character)) for character in text)) for text in texts)
+    return _terminal(Choice(options) if len(options) > 1 else options[0])
 
 
 def _terminal(node: Node) -> str:
@@ -209,14 +213,32 @@ def _alternatives(tree: _Tree) -> list[list[_Tree]]:
         options = [_alternatives(part) for part in tree.parts]
         alternatives = [[part for parts in chosen for part in parts] for chosen in product(*options)]
     elif isinstance(tree, Repeat):
-        if tree.maximum != 1:
-            raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
-        alternatives = [*([[]] if tree.minimum == 0 else []), *_alternatives(tree.part)]
+        alternatives = _repeated(tree)
     else:
         alternatives = [[tree]]
     if len(alternatives) > _MAX_ALTERNATIVES:
         raise PatternError("the pattern has too many alternatives")
     return alternatives
+
+
+def _repeated(tree: Repeat) -> list[list[_Tree]]:
+    """Return the alternatives of a repetition with edges, which may only be a $ at the end of what is repeated."""
+    options = _alternatives(tree.part)
+    if tree.maximum == 1:
+        return [*([[]] if tree.minimum == 0 else []), *options]
+    nodes = [[part for part in parts if not isinstance(part, _Edge | _Look)] for parts in options]
+    plain = [Series(tuple(some)) for some, parts in zip(nodes, options, strict=True) if len(some) == len(parts)]
+    ended = [parts for parts in options if any(map(_has_edge, parts))]
+    for *parts, last in ended:
+        is_end = isinstance(last, _Edge) and last.kind == "$" and not any(map(_has_edge, parts))
+        # What may be empty can end the text several times.
+        if not is_end or (tree.minimum > 1 and (not parts or _at_end(parts[0], 0) is None)):
+            raise PatternError("a repeated ^, $, border or look-ahead can't be enforced while an answer is written")
+    if not plain:
+        return [*([[]] if tree.minimum == 0 else []), *(ended if tree.minimum < 2 else [])]
+    most = None if tree.maximum is None else tree.maximum - 1
+    before = Repeat(Choice(tuple(plain)), max(0, tree.minimum - 1), most)
+    return [[Repeat(Choice(tuple(plain)), tree.minimum, tree.maximum)], *([before, *parts] for parts in ended)]
 
 
 def _has_edge(tree: _Tree) -> bool:
@@ -252,6 +274,8 @@ def _written(node: Node, characters: Callable[[tuple[tuple[int, int], ...]], str
 @lru_cache(maxsize=1024)
 def _json_characters(ranges: tuple[tuple[int, int], ...]) -> str:
     """Return a regular expression of one character in a JSON string, escaped where JSON needs it."""
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1] and chr(ranges[0][0]) in _LETTERS:
+        return chr(ranges[0][0])
     raw = without(merged([*without(ranges), *_NOT_RAW]))
     options = [f"[{''.join(_range(pair, _lark_character) for pair in raw)}]"] if raw else []
     escaped = [code for pair in _NOT_RAW for code in range(pair[0], pair[1] + 1) if _inside((code, code), ranges)]

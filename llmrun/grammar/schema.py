@@ -72,9 +72,16 @@ def types_allowed(part: Mapping[str, Any]) -> set[str]:
 
 
 class Schema:
-    """A schema and the schemas inside it."""
+    """A schema and the schemas inside it.
 
-    def __init__(self, text: str, root: dict[str, Any], places: Places) -> None:
+    Args:
+        is_strict: what no value can meet is refused wherever it is, and so is oneOf whose schemas may both be met.
+
+    Attributes:
+        ignored: the paths of what answers will not have, or will not be held to, in a schema that is not strict.
+    """
+
+    def __init__(self, text: str, root: dict[str, Any], places: Places, *, is_strict: bool) -> None:
         """Find all parts.
 
         Raises:
@@ -82,6 +89,8 @@ class Schema:
         """
         self.text = text
         self.root = root
+        self.is_strict = is_strict
+        self.ignored: list[tuple[str | int, ...]] = []
         # The root, and every schema inside it or at the end of a $ref, without true and false.
         self.parts: list[dict[str, Any]] = []
         self._places = places
@@ -104,6 +113,10 @@ class Schema:
     def target(self, part: dict[str, Any]) -> Any:
         """Return the target of a part's $ref; None if it has none."""
         return next((container[key] for container, key in self._pointed_to(part)), None)
+
+    def path(self, container: Any, key: str | int | None = None) -> tuple[str | int, ...]:
+        """Return the keys and indices from the root to a container, or to the value under a key of it."""
+        return self._places.path(container, key)
 
     def fail(self, container: Any, key: str | int, why: str, hint: str = "") -> NoReturn:
         """Raise the error for the value under a key."""
@@ -198,7 +211,7 @@ def places_inside(part: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
             yield from ((value, name) for name in value) if isinstance(value, dict) else [(None, key)]
 
 
-def parse(text: str) -> Schema:
+def parse(text: str, *, is_strict: bool = True) -> Schema:
     """Parse a schema, and check that an answer can meet it.
 
     Raises:
@@ -212,7 +225,7 @@ def parse(text: str) -> Schema:
         start = len(text) - len(text.lstrip())
         why = "false allows nothing at all" if root is False else f"a schema is an object, not {kind_of(root)}"
         raise broken(SCHEMA, text, start, why, 'write: {"type": "object", ...}')
-    schema = Schema(text, root, places)
+    schema = Schema(text, root, places, is_strict=is_strict)
     for part in schema.parts:
         _check(schema, part)
     check_circles(schema)
@@ -258,7 +271,9 @@ def _check_enum(schema: Schema, part: dict[str, Any], key: str) -> None:
     _check_filled(schema, part, key)
     types = types_allowed(part)
     if not any(types_of_value(value) & types for value in part[key]):
-        schema.fail(part, key, f"no value of enum is of type {part['type']!r}")
+        if part is schema.root or schema.is_strict:
+            schema.fail(part, key, f"no value of enum is of type {part['type']!r}")
+        schema.ignored.append(schema.path(part))
     for index, value in enumerate(part[key]):
         _check_numbers(schema, part[key], index, value)
 

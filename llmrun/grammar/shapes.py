@@ -72,6 +72,10 @@ class Array:
     is_negated: bool = False  # some of this comes from the complement of a schema
     sources: tuple[dict[str, Any], ...] = field(default=(), compare=False)
 
+    def terms_at(self, index: int) -> Terms:
+        """Return what an item has to meet."""
+        return self.prefix[index] if index < len(self.prefix) else self.items or ()
+
 
 class Group(NamedTuple):
     """The schemas of one part for properties without a name of their own."""
@@ -130,8 +134,14 @@ class _NoComplementError(Exception):
     """The complement of a schema has no normal form; says because of what."""
 
 
+class _TooManyError(Exception):
+    """There are too many alternatives."""
+
+
 class Shapes:
     """The normal forms of a schema and of the schemas in it.
+
+    A oneOf whose schemas may both be met is anyOf where that can't be prevented, or refused if the schema is strict.
 
     Raises:
         BadGrammarError: a method met a schema without a normal form.
@@ -147,11 +157,22 @@ class Shapes:
         """Return the normal form of values that meet some schemas."""
         key = key_of(terms)
         if key not in self._of_terms:
-            boxes: list[Box] = [_FULL]
-            for term in terms:
-                boxes = self._meet(boxes, self._of(term.schema) if term.holds else self._others(term.schema))
-            self._of_terms[key] = boxes
+            try:
+                self._of_terms[key] = self._all_of(terms)
+            except _TooManyError:
+                self._schema.fail_part(
+                    self._schema.root, "its anyOf, oneOf and if have too many combinations", "write fewer of them"
+                )
         return self._of_terms[key]
+
+    def _all_of(self, terms: Terms) -> list[Box]:
+        boxes: list[Box] = [_FULL]
+        for term in sorted(terms, key=lambda term: not (term.holds and _is_listed(term.schema))):
+            if _are_listed(boxes):
+                boxes = self._filtered(boxes, term)
+            else:
+                boxes = self._meet(boxes, self._of(term.schema) if term.holds else self._others(term.schema))
+        return boxes
 
     def is_possible(self, terms: Terms) -> bool:
         """Return whether there may be a value; a False is certain."""
@@ -165,7 +186,38 @@ class Shapes:
 
     def admits(self, terms: Terms, value: Any) -> bool:
         """Return whether a value meets some schemas."""
-        return all(any(self._fits(box, value) for box in self._of(term.schema)) == term.holds for term in terms)
+        return all(self._holds(term.schema, value) == term.holds for term in terms)
+
+    def _holds(self, part: Any, value: Any) -> bool:
+        """Return whether a value meets a schema."""
+        if isinstance(part, bool):
+            return part
+        if "unevaluatedProperties" in part or "unevaluatedItems" in part:
+            return any(self._fits(box, value) for box in self._of(part))
+        one_of = [self._holds(option, value) for option in part.get("oneOf", ())]
+        return (
+            self._fits(self._asserted(part), value)
+            and self._fits(_listed(part), value)
+            and ("$ref" not in part or self._holds(self._schema.target(part), value))
+            and all(self._holds(option, value) for option in part.get("allOf", ()))
+            and ("anyOf" not in part or any(self._holds(option, value) for option in part["anyOf"]))
+            and (not one_of or sum(one_of) == 1)
+            and not ("not" in part and self._holds(part["not"], value))
+            and self._holds(_consequence(part, self._holds(part.get("if", True), value)), value)
+            and all(self._holds(each, value) for each in _dependencies(part, value))
+        )
+
+    def _filtered(self, boxes: list[Box], term: Term) -> list[Box]:
+        """Return those of listed values that meet one more schema."""
+        found: list[Box] = []
+        for box in boxes:
+            values = {
+                name: tuple(value for value in shape.values if self.admits((term,), value))
+                for name, shape in box.items()
+                if isinstance(shape, Listed)
+            }
+            found.append({name: Listed(some) for name, some in values.items() if some})
+        return [box for box in found if box]
 
     def has_value(self, shape: Shape) -> bool:
         """Return whether there may be a value of a shape; a False is certain."""
@@ -174,7 +226,9 @@ class Shapes:
         if isinstance(shape, Array):
             items = list(shape.prefix[: shape.minimum])
             items += [shape.items or ()] if shape.minimum > len(shape.prefix) else []
-            return all(map(self.is_possible, items)) and all(self.is_possible(terms) for terms, _ in shape.contains)
+            others = () if shape.prefix else shape.items or ()  # an item of the prefix may be what it has to contain
+            contained = [join(others, terms) for terms, _ in shape.contains]
+            return all(map(self.is_possible, [*items, *contained]))
         return True
 
     def _of(self, part: Any) -> list[Box]:
@@ -186,10 +240,12 @@ class Shapes:
 
     def _normal(self, part: dict[str, Any]) -> list[Box]:
         boxes = self._meet([self._asserted(part)], [_listed(part)])
+        if _are_listed(boxes):
+            return self._filtered(boxes, Term(part))
         if "$ref" in part:
             boxes = self._meet(boxes, self._of(self._schema.target(part)))
-        for option in part.get("allOf", ()):
-            boxes = self._meet(boxes, self._of(option))
+        if "allOf" in part:
+            boxes = self._meet(boxes, self._all_of(tuple(map(Term, part["allOf"]))))
         if "anyOf" in part:
             boxes = self._meet(boxes, [box for option in part["anyOf"] for box in self._of(option)])
         if "oneOf" in part:
@@ -234,13 +290,28 @@ class Shapes:
                 if other == index or not self._overlap(option, other_option):
                     continue
                 try:
-                    option = self._meet(option, self._complement(self._of(part["oneOf"][other])))
-                except _NoComplementError:
+                    option = self._meet(option, self._whole_complement(part["oneOf"][other]))
+                except (_NoComplementError, _TooManyError):
+                    if not self._schema.is_strict:
+                        self._schema.ignored.append(self._schema.path(part, "oneOf"))
+                        return [box for each in options for box in each]
                     first, second = sorted((index, other))
                     why = f"schemas {first + 1} and {second + 1} of oneOf may both be met, which can't be prevented"
                     self._schema.fail(part["oneOf"], second, why, _ONE_OF_HINT)
             chosen += option
         return chosen
+
+    def _whole_complement(self, part: Any) -> list[Box]:
+        """Return the complement of a schema, and raise _NoComplementError if one of a schema in it will be needed later
+        and does not exist."""
+        complement = self._complement(self._of(part))
+        waiting, seen = list(complement), set[int]()
+        while waiting:
+            for term in _negated(waiting.pop()):
+                if id(term.schema) not in seen:
+                    seen.add(id(term.schema))
+                    waiting += self._complement(self._of(term.schema))
+        return complement
 
     def _overlap(self, some: list[Box], others: list[Box]) -> bool:
         return any(self.has_value(shape) for box in self._meet(some, others) for shape in box.values())
@@ -298,9 +369,7 @@ class Shapes:
     def _meet(self, some: list[Box], others: list[Box]) -> list[Box]:
         boxes = [box for one in some for other in others if (box := self._intersection(one, other))]
         if len(boxes) > _MAX_ALTERNATIVES:
-            self._schema.fail_part(
-                self._schema.root, "its anyOf, oneOf and if have too many combinations", "write fewer of them"
-            )
+            raise _TooManyError
         return boxes
 
     def _intersection(self, one: Box, other: Box) -> Box:
@@ -489,17 +558,13 @@ def _common_number(one: Number, other: Number) -> Number:
 
 def _common_array(one: Array, other: Array) -> Array:
     length = max(len(one.prefix), len(other.prefix))
-    prefix = tuple(join(_item(one, index), _item(other, index)) for index in range(length))
+    prefix = tuple(join(one.terms_at(index), other.terms_at(index)) for index in range(length))
     given = [shape.items for shape in (one, other) if shape.items is not None]
     return Array(
         prefix, join(given[0], given[-1]) if given else None, max(one.minimum, other.minimum),
         _least(one.maximum, other.maximum), _union(one.contains, other.contains), one.is_unique or other.is_unique,
         one.is_negated or other.is_negated, one.sources + other.sources,
     )  # fmt: skip
-
-
-def _item(array: Array, index: int) -> Terms:
-    return array.prefix[index] if index < len(array.prefix) else array.items or ()
 
 
 def _common_object(one: Object, other: Object) -> Object:
@@ -621,6 +686,38 @@ def _complement_of_object(shape: Object) -> Iterator[Shape]:
     for name, terms in shape.properties.items():
         for other in _opposites(terms):
             yield Object({name: other}, required=(name,), negated=frozenset({name}))
+
+
+def _consequence(part: dict[str, Any], is_met: bool) -> Any:
+    """Return the schema that a condition brings."""
+    return part.get("then" if is_met else "else", True) if "if" in part else True
+
+
+def _dependencies(part: dict[str, Any], value: Any) -> Iterator[Any]:
+    """Yield the schemas that a value's properties bring."""
+    for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        for name, dependency in part.get(key, {}).items():
+            if isinstance(value, dict) and name in value:
+                yield {"required": dependency} if isinstance(dependency, list) else dependency
+
+
+def _is_listed(part: Any) -> bool:
+    return isinstance(part, dict) and ("enum" in part or "const" in part)
+
+
+def _are_listed(boxes: Iterable[Box]) -> bool:
+    return all(isinstance(shape, Listed) for box in boxes for shape in box.values())
+
+
+def _negated(box: Box) -> Iterator[Term]:
+    """Yield the schemas that something inside a value must not meet."""
+    for shape in box.values():
+        groups: list[Terms] = []
+        if isinstance(shape, Object):
+            groups += shape.properties.values()
+        elif isinstance(shape, Array):
+            groups += [*shape.prefix, shape.items or (), *(terms for terms, _ in shape.contains)]
+        yield from (term for terms in groups for term in terms if not term.holds)
 
 
 def _opposites(terms: Terms) -> Iterable[Terms]:

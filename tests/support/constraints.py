@@ -17,6 +17,10 @@ class AfterA:
         """A token came."""
         self.taken.append(token)
 
+    def refuses(self, token: int) -> bool:
+        """Nothing is stepped back from."""
+        return False
+
     def forced(self) -> list[int]:
         """What comes next without a choice."""
         return [ord("b"), ord("c")] if self.taken[-1:] == [ord("a")] else []

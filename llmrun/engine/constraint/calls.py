@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmrun.engine.constraint.matcher import Matcher, check_rules, compile_lark, tokens_of
+from llmrun.engine.constraint.matcher import SCHEMA_NAME, Matcher, check_rules, compile_lark, tokens_of
 from llmrun.engine.constraint.reasoning import unconstrained_mask
 from llmrun.engine.prompt.thinking import ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
@@ -55,7 +55,8 @@ def compile_calls(
     ]
     lines = _all_lines(request, tools, [part.rules for part in arguments], syntax, only)
     matcher = compile_lark("\n".join(lines), vocabulary, shown)
-    matcher.left_out = tuple(dict.fromkeys((*left_out(tools), *(path for part in arguments for path in part.left_out))))
+    named = (*_left_out_of_answer(request), *left_out(tools), *(path for part in arguments for path in part.left_out))
+    matcher.left_out = tuple(dict.fromkeys(named))
     if form is not None:
         close = "".join(part for part in syntax.tail if isinstance(part, str)) + syntax.end
         ends = dict.fromkeys((close, *"'\"" * form.is_python, *(end for part in arguments for end in part.ends)))
@@ -91,6 +92,14 @@ def left_out(tools: Iterable[Tool]) -> tuple[str, ...]:
     return tuple(parts[:_MAX_LEFT_OUT])
 
 
+def _left_out_of_answer(request: AnswerRequest) -> Iterator[str]:
+    """Yield what is not enforced of the schema of an answer that may be a call instead."""
+    grammar = request.grammar
+    if grammar is not None and grammar.kind == "json_schema":
+        rules = rules_of(grammar.text, is_strict=grammar.is_strict)
+        yield from (dotted((SCHEMA_NAME, *path)) for path in (*rules.ignored, *rules.repeating))
+
+
 class _Arguments(NamedTuple):
     rules: Rules  # of a tool's arguments
     left_out: Sequence[str] = ()  # paths of what is not enforced
@@ -108,7 +117,7 @@ def _all_lines(
     if request.grammar is not None and request.tool_choice == "auto":
         if request.grammar.kind != "json_schema":
             raise UsageError("a grammar and tools can't be used together", why="an answer can't follow both")
-        rules = rules_of(request.grammar.text)
+        rules = rules_of(request.grammar.text, is_strict=request.grammar.is_strict)
         answer = f"{_text(lead)}{rules.start}"
         lines.update(dict.fromkeys(rules.lines))
     elif allows_text(request) and syntax.has_header:
@@ -379,6 +388,9 @@ class ToolCallConstraint:
         text = "\n" + (tail + piece).lstrip() if not tail.strip() else tail + piece
         is_call = self._matcher is not None and text.endswith(begin if self._syntax.begins_anywhere else "\n" + begin)
         return _State(reasoning, text[-len(begin) - 1 :], is_call)
+
+    def refuses(self, token: int) -> bool:
+        return self._states[-1].is_call and self._calls.refuses(token)
 
     def forced(self) -> list[int]:
         return self._calls.forced() if self._states[-1].is_call else []

@@ -12,6 +12,7 @@ from llmrun.engine.constraint.matcher import Constraint, Tokens
 
 _ZONE = 256  # tokens before the limit: further away nothing is checked
 _OPENING = frozenset(b'{[,:"\\')  # characters after which JSON may be much longer to close
+_CLOSING = (b'"', b"}", b"]", b",", b"")  # characters before which a text or a number may have one more
 _GROWTH = 3  # tokens by which others lengthen it: the rest of a character, or of a number
 
 
@@ -33,8 +34,10 @@ class TimelyEnd:
         self._growth = max(_GROWTH, *(len(tokens) + 1 for tokens in endings), 0)
         self._constraint = constraint
         self._tokens = tokens
+        self._endings = frozenset(tokens[0] for tokens in endings)
         self._n_left = n_tokens
         self._n_closing: int | None = None  # at most so many tokens complete the answer; None if that is not known
+        self._closing: list[int] = []  # those tokens, if no other one was taken since
         self._next_try = _ZONE  # tokens before the limit: after a search without success
         self.is_cut_short = False
 
@@ -44,8 +47,8 @@ class TimelyEnd:
         if self._n_left >= _ZONE or token in self._tokens.ends:
             return token
         n_before, self._n_closing = self._n_closing, None
-        if n_before is not None and not _OPENING.intersection(self._tokens.tokens[token]):
-            self._n_closing = n_before + self._growth
+        if n_before is not None:
+            self._n_closing = self._after(token, n_before)
         if is_forced or (self._n_closing is not None and self._n_closing <= self._n_left):
             return token
         if n_before is None and self._n_left > self._next_try:
@@ -53,8 +56,24 @@ class TimelyEnd:
         closing = self._constraint.closing(self._n_left)
         if closing is None:
             return self._replacement(token)
-        self._n_closing = len(closing)
+        self._expect(closing)
         return token
+
+    def _expect(self, closing: list[int]) -> None:
+        self._closing, self._n_closing = closing, len(closing)
+
+    def _after(self, token: int, n_before: int) -> int | None:
+        """Return how many tokens complete the answer at most; None if a token may have changed that by much."""
+        expected, self._closing = self._closing, []
+        if expected[:1] == [token]:
+            self._closing = expected[1:]
+            return n_before - 1
+        # A text, or a number, grows. What else was not expected may be the name of a property that has much in it.
+        grows = not expected or expected[0] in self._endings or self._tokens.tokens[expected[0]][:1] in _CLOSING
+        if not grows or _OPENING.intersection(self._tokens.tokens[token]):
+            return None
+        self._closing = expected
+        return n_before + self._growth
 
     def _replacement(self, token: int) -> int:
         self._constraint.rewind(1)
@@ -66,10 +85,10 @@ class TimelyEnd:
         self.is_cut_short = True
         replacement = closing[0] if closing else min(self._tokens.ends)
         self._constraint.accept(replacement)
-        self._n_closing = max(0, len(closing) - 1)
+        self._expect(closing[1:])
         return replacement
 
     def rewind(self, n_tokens: int) -> None:
         """Remove the last accepted tokens."""
         self._n_left += n_tokens
-        self._n_closing = None
+        self._n_closing, self._closing = None, []

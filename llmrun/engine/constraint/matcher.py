@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from llmrun.engine import environment
+from llmrun.engine.constraint.distinct import DistinctItems
 from llmrun.engine.constraint.lexemes import to_lark
 from llmrun.engine.llama.library import import_submodule
 from llmrun.errors import BadGrammarError, OutOfMemoryError
 from llmrun.grammar import Grammar, gbnf, lark
 from llmrun.grammar.json_lark import Rules, rules_of
-from llmrun.grammar.place import GRAMMAR, SCHEMA, place
+from llmrun.grammar.place import GRAMMAR, SCHEMA, dotted, place
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.base import Vocabulary
 
+SCHEMA_NAME = "json_schema"  # of the schema of an answer, where a part of it is named
 _WORD_BITS = 32
 _STACK_BYTES = 256 * 1024 * 1024  # llguidance compiles recursively, a few hundred bytes for each nested name
 # llguidance can't be stopped, and its time may double with every pattern that one text has to match.
@@ -98,6 +100,9 @@ class Constraint(Protocol):
             BadGrammarError: the grammar does not allow it.
         """
 
+    def refuses(self, token: int) -> bool:
+        """Return whether a token that the mask allows must not follow nevertheless; mostly none is."""
+
     def forced(self) -> list[int]:
         """Return the next tokens if the grammar leaves no choice, mostly none; doesn't accept them."""
 
@@ -121,15 +126,18 @@ class Matcher:
     End tokens are allowed where the grammar can end, control tokens never.
 
     Attributes:
-        left_out: the paths of what is not enforced of the schemas of the request's tools.
+        left_out: the paths of what is not enforced of the schema, and of the schemas of the request's tools.
         endings: tokens that end a call of a tool, or a string without quotes; the first ones that fit are preferred.
     """
 
-    def __init__(self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, matcher: Any, tokens: Tokens, vocabulary: Vocabulary, distinct: DistinctItems | None = None
+    ) -> None:
         self.tokens = tokens
         self.left_out: tuple[str, ...] = ()
         self.endings: list[list[int]] = []
         self._matcher = matcher
+        self._distinct = distinct
         self._vocabulary = vocabulary  # keeps it alive: the matcher only has a weak reference
         self._mask = Mask(tokens.n_vocab)
         self._is_mask_current = False
@@ -137,7 +145,8 @@ class Matcher:
         self._n_accepted = 0
 
     def copy(self) -> Matcher:
-        twin = Matcher(self._matcher.deep_copy(), self.tokens, self._vocabulary)
+        distinct = self._distinct.copy() if self._distinct is not None else None
+        twin = Matcher(self._matcher.deep_copy(), self.tokens, self._vocabulary, distinct)
         twin._ended, twin.endings, twin._n_accepted = self._ended, self.endings, self._n_accepted
         return twin
 
@@ -158,21 +167,58 @@ class Matcher:
         if token in self.tokens.ends:
             self._ended = True
             return
+        if self._distinct is not None and not self._distinct.accept(self.tokens.tokens[token]):
+            raise BadGrammarError("the grammar can't be followed any further", why="an item of a list is repeated")
         with _explained(self._matcher):
             self._matcher.consume_token(token)
         self._n_accepted += 1
+
+    def refuses(self, token: int) -> bool:
+        distinct = self._distinct
+        if distinct is None or token in self.tokens.ends:
+            return False
+        if not distinct.accept(self.tokens.tokens[token]):
+            return True
+        try:
+            return (distinct.more is not None or distinct.may_repeat) and self._has_to_repeat(distinct, token)
+        finally:
+            distinct.rewind(1)
+
+    def _has_to_repeat(self, distinct: DistinctItems, token: int) -> bool:
+        """Return whether a token, which `distinct` has accepted, leaves no way but to repeat an item."""
+        with _explained(self._matcher):
+            self._matcher.consume_token(token)
+        if distinct.more is not None:
+            more = [self.tokens.single[character] for character in distinct.more if character in self.tokens.single]
+            repeats = not any(self._matcher.validate_tokens([token]) for token in more)
+        else:
+            repeats = not distinct.accept(self._matcher.compute_ff_bytes())
+            distinct.rewind(not repeats)
+        with _explained(self._matcher):
+            self._matcher.rollback(1)
+        return repeats
 
     def forced(self) -> list[int]:
         if self._ended or not self.tokens.canonical:
             return []
         with _explained(self._matcher):
-            return list(self._matcher.compute_ff_tokens())
+            tokens = list(self._matcher.compute_ff_tokens())
+        return tokens[: self._n_distinct(tokens)]
+
+    def _n_distinct(self, tokens: list[int]) -> int:
+        """Return how many first tokens repeat no item of a list."""
+        if self._distinct is None:
+            return len(tokens)
+        pieces = map(self.tokens.tokens.__getitem__, tokens)
+        n_tokens = sum(1 for _ in takewhile(self._distinct.accept, pieces))
+        self._distinct.rewind(n_tokens)
+        return n_tokens
 
     def allowed(self, tokens: list[int]) -> int:
         if self._ended:
             return 0
         before_end = list(takewhile(lambda token: token not in self.tokens.ends, tokens))
-        valid = int(self._matcher.validate_tokens(before_end))
+        valid = self._n_distinct(before_end[: int(self._matcher.validate_tokens(before_end))])
         return valid + (valid == len(before_end) < len(tokens))
 
     def closing(self, limit: int) -> list[int] | None:
@@ -231,8 +277,8 @@ class Matcher:
         """Return those of some tokens that the mask allows, in their order."""
         self.mask()
         words = self._mask.words
-        allowed = (token for token in tokens if words[token // _WORD_BITS] >> token % _WORD_BITS & 1)
-        return list(islice(allowed, most))
+        masked = (token for token in tokens if words[token // _WORD_BITS] >> token % _WORD_BITS & 1)
+        return list(islice((token for token in masked if not self.refuses(token)), most))
 
     def rewind(self, n_tokens: int) -> None:
         self._is_mask_current = False
@@ -240,6 +286,8 @@ class Matcher:
         self._ended = False
         with _explained(self._matcher):
             self._matcher.rollback(n_tokens)
+        if self._distinct is not None:
+            self._distinct.rewind(n_tokens)
         self._n_accepted -= n_tokens
 
 
@@ -249,7 +297,13 @@ def compile_grammar(grammar: Grammar, vocabulary: Vocabulary) -> Matcher:
     Raises:
         BadGrammarError: the grammar is invalid, or too complex.
     """
-    return _matcher(grammar, _as_lark(grammar), vocabulary)
+    matcher = _matcher(grammar, _as_lark(grammar), vocabulary)
+    if grammar.kind == "json_schema":
+        rules = rules_of(grammar.text, is_strict=grammar.is_strict)
+        matcher.left_out = tuple(dotted((SCHEMA_NAME, *path)) for path in rules.ignored)
+        if rules.repeating:
+            matcher._distinct = DistinctItems(grammar.text, is_strict=grammar.is_strict)
+    return matcher
 
 
 def compile_lark(text: str, vocabulary: Vocabulary, shown: Collection[int]) -> Matcher:
@@ -297,7 +351,7 @@ def _compiled(grammar: Grammar, text: str, tokenizer: Any) -> Any:
 def _as_lark(grammar: Grammar) -> str:
     """Translate a grammar for llguidance, with all checks, because the engine doesn't trust the front."""
     if grammar.kind == "json_schema":
-        return _rules_as_lark(rules_of(grammar.text))
+        return _rules_as_lark(rules_of(grammar.text, is_strict=grammar.is_strict))
     if grammar.kind == "gbnf":
         return to_lark(gbnf.parse(grammar.text))
     lark.check(grammar.text)

@@ -68,6 +68,9 @@ class AfterReasoning:
         self._grammar.accept(token)
         return _State(reasoning._replace(stage=Stage.ANSWER), is_constrained=True)
 
+    def refuses(self, token: int) -> bool:
+        return self._is_answer() and self._grammar.refuses(token)
+
     def forced(self) -> list[int]:
         return self._grammar.forced() if self._is_answer() else []
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from llmrun import _native
-from llmrun.errors import BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import BadGrammarError, BadLogitsError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.messages import TokenLogprob
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import ChainStep, Choice
@@ -117,7 +117,7 @@ class SequenceSampler:
             raise self._bad_logits(error, bool(refused)) from None
         except MemoryError:
             raise OutOfMemoryError("there is no memory to sample a token") from None
-        return self._record(token, address)
+        return self._record(token, address, refused)
 
     @property
     def is_cut_short(self) -> bool:
@@ -178,7 +178,7 @@ class SequenceSampler:
         dropped = [self._last.pop() for _ in range(min(n_tokens, len(self._last)))]
         self._native.rewind(sum(is_sampled for _, is_sampled in dropped), remaining)
 
-    def _record(self, token: int, address: int) -> int:
+    def _record(self, token: int, address: int, refused: Collection[int] = ()) -> int:
         """Update the state outside of the native sampler; return the token, or the one that replaces it.
 
         Args:
@@ -186,6 +186,8 @@ class SequenceSampler:
         """
         is_sampled = address != 0
         if self._constraint:
+            if is_sampled and self._constraint.refuses(token):
+                token = self._other(token, address, refused)
             self._constraint.accept(token)
             if self._end is not None:
                 sampled, token = token, self._end.accept(token, is_forced=not is_sampled)
@@ -199,6 +201,21 @@ class SequenceSampler:
         if self.n_logprobs is not None:
             self.logprob = self._logprob(token, address, self.n_logprobs, is_sampled=is_sampled)
         return token
+
+    def _other(self, token: int, address: int, refused: Collection[int]) -> int:
+        """Step back from a token that the constraint refuses, and sample another one."""
+        assert self._constraint is not None, "it refuses"
+        others = {*refused, token}
+        while True:
+            self._native.rewind(1, self._text)
+            try:
+                token = self._native.sample(address, self._constraint.mask(), others, True)
+            except _native.BadLogits:
+                why = "every item that may follow is in the list already"
+                raise BadGrammarError("the grammar can't be followed any further", why=why) from None
+            if not self._constraint.refuses(token):
+                return token
+            others.add(token)
 
     def _logprob(self, token: int, address: int, count: int, *, is_sampled: bool) -> TokenLogprob:
         """Return the log probabilities of a token and of the `count` likeliest; a forced token was certain."""
@@ -298,7 +315,7 @@ def sample_rows(
             if row in errors:
                 raise errors[row]
             if status == _native.Status.CHOSEN:
-                token = samplers[row]._record(token, addresses[row])
+                token = samplers[row]._record(token, addresses[row], refused[row])
             else:  # its state has not changed: sample again, for the error
                 token = samplers[row].sample(addresses[row], refused[row])
             results.append(token)

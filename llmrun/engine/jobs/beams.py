@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
@@ -364,7 +365,7 @@ class Branches:
     def likeliest(self, node: int, count: int) -> Sequence[tuple[int, float]]:
         """Return up to `count` tokens and their log-probabilities, the most likely first."""
         branch = self.by_node[node]
-        limit = count + _SPARE if self._bans else count
+        limit = count + _SPARE if self._bans or branch.matcher is not None else count
         try:
             candidates = self._native.log_probabilities(branch.logits, 0, limit)[1:]
         except _native.BadLogits as error:
@@ -372,7 +373,7 @@ class Branches:
             raise BadLogitsError(f"the model produced {error.logit:g} at token {error.token}", why=reason) from None
         if self._penalizes or self._biases or branch.matcher is not None:
             candidates = self._adjusted(branch, candidates[0], limit)
-        return [pair for pair in candidates if not (self._bans and self._is_banned(node, pair[0]))][:count]
+        return list(islice((pair for pair in candidates if not self._is_refused(node, pair[0])), count))
 
     def _adjusted(self, branch: BeamState, likeliest: tuple[int, float], count: int) -> list[tuple[int, float]]:
         """Return the most likely tokens after biases, penalties and grammar, in transformers' order.
@@ -408,6 +409,10 @@ class Branches:
 
     def _text(self, node: int, token: int) -> bytes:
         return self.by_node[node].text + self._vocabulary.piece(token)
+
+    def _is_refused(self, node: int, token: int) -> bool:
+        matcher = self.by_node[node].matcher
+        return (bool(self._bans) and self._is_banned(node, token)) or (matcher is not None and matcher.refuses(token))
 
     def _is_banned(self, node: int, token: int) -> bool:
         text = self._text(node, token).decode("utf-8", "ignore").casefold()
