@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
 from llmrun.system import lock
@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 MAKE_ROOM = "free some space and run the same command again"
 
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_LATIN_TENTHS = 7  # of the high bytes of UTF-16 without a mark that are 0 at least
+_VALID_UTF8 = 2  # characters for each invalid place, in UTF-8 that is only damaged
+_LINES = re.compile(rb"[\r\n]+")
+_MOST_TELLING = 200_000  # bytes by which an encoding is guessed
+_LEAST_TELLING = 16  # bytes outside ASCII, for a guess among all encodings
+# A letter of a Latin word in Greek, Cyrillic, Hebrew or Arabic: the guess is wrong.
+_MIXED = re.compile(r"[a-zA-Z][\u0370-\u06ff]|[\u0370-\u06ff][a-zA-Z]")
+_LATIN = ("windows-1252", "windows-1250", "windows-1254", "windows-1257", "iso-8859-2", "iso-8859-15", "mac-roman")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BUSY_SECONDS = 5.0
 _COMPANIONS = ("", "-wal", "-shm")
@@ -56,31 +64,80 @@ def write_whole(target: Path, content: str | bytes, *, makes_folder: bool = Fals
         path.write_bytes(data)
 
 
-def decode_text(data: bytes, refusal: str) -> str:
-    """Return the text of a file or a pipe: UTF-8 with or without its mark, or UTF-16 with its mark.
+class DecodedText(NamedTuple):
+    """The text of a file or a pipe.
+
+    Attributes:
+        encoding: that was guessed, as users know it; empty for UTF-8, and for UTF-16 with its mark.
+        n_invalid: places with bytes that are no text, each replaced by U+FFFD.
+    """
+
+    text: str
+    encoding: str = ""
+    n_invalid: int = 0
+
+    @property
+    def note(self) -> str:
+        """How it was read; "" if there is nothing to say."""
+        if not self.encoding and not self.n_invalid:
+            return ""
+        sequences = f"{self.n_invalid:,} invalid byte sequence{'s' * (self.n_invalid > 1)}"
+        replaced = f"; {sequences} shown as \ufffd" if self.n_invalid else ""
+        return f"read as {self.encoding or 'UTF-8'}{replaced}"
+
+
+def decode_text(data: bytes, refusal: str) -> DecodedText:
+    """Return the text of a file or a pipe: in UTF-8, in UTF-16 with its mark, or in the encoding that it seems to have.
 
     Args:
-        refusal: what can't be done with another one.
+        refusal: what can't be done with what is not text.
 
     Raises:
-        UsageError: it is binary, or in another encoding.
+        UsageError: it is binary, or damaged UTF-16.
     """
-    encoding = "utf-16" if data.startswith(_UTF16) else "utf-8-sig"
+    has_mark = data.startswith(_UTF16)
     try:
-        text = data.decode(encoding)
+        decoded = DecodedText(data.decode("utf-16" if has_mark else "utf-8-sig"))
     except UnicodeDecodeError as error:
-        binary = b"\0" in data and encoding != "utf-16"
-        name = "UTF-16" if encoding == "utf-16" else "UTF-8"
-        why = "it is binary, not text" if binary else f"it is not {name} text, see byte {error.start:,}"
-        hint = "" if binary else "iconv -t UTF-8 FILE turns other encodings into UTF-8"
-        raise UsageError(refusal, why=why, hint=hint) from None
-    if "\0" in text or (encoding == "utf-16" and not _is_readable(text)):
-        halves = data[::2], data[1::2]
-        if len(data) % 2 == 0 and any(len(half.replace(b"\0", b"")) < len(half) / 10 for half in halves):
-            why, hint = "it is UTF-16 without a byte order mark", "iconv -f UTF-16LE -t UTF-8 FILE turns it into UTF-8"
-            raise UsageError(refusal, why=why, hint=hint)
+        if has_mark:
+            raise UsageError(refusal, why=f"it is not UTF-16 text, see byte {error.start:,}") from None
+        decoded = DecodedText("\0") if b"\0" in data else _guessed(data)
+    if b"\0" in data and not has_mark:
+        decoded = _utf16_without_mark(data)
+    if "\0" in decoded.text or ((has_mark or decoded.encoding) and not _is_readable(decoded.text)):
         raise UsageError(refusal, why="it is binary, not text")
-    return text
+    return decoded
+
+
+def _utf16_without_mark(data: bytes) -> DecodedText:
+    """Return data with NUL bytes as text if every second byte is one for the most part; else as text with a NUL."""
+    for encoding, low, high in (("UTF-16LE", data[::2], data[1::2]), ("UTF-16BE", data[1::2], data[::2])):
+        if len(data) % 2 == 0 and 0 not in low and high.count(0) * 10 > len(high) * _LATIN_TENTHS:
+            with suppress(UnicodeDecodeError):
+                return DecodedText(data.decode(encoding), encoding)
+    return DecodedText("\0")
+
+
+def _guessed(data: bytes) -> DecodedText:
+    """Return the text of data that are not UTF-8, in the likeliest encoding."""
+    text = data.decode("utf-8-sig", "replace")
+    n_invalid = text.count("\ufffd")
+    n_valid = sum(not character.isascii() for character in text) - n_invalid
+    if n_valid >= _VALID_UTF8 * n_invalid:  # by chance, bytes of other encodings are seldom UTF-8
+        return DecodedText(text, "", n_invalid)
+    from chardet import EncodingEra, detect  # 10 ms, for few files
+
+    telling = b"\n".join(line for line in _LINES.split(data) if not line.isascii())[:_MOST_TELLING]
+    n_telling = sum(byte > 0x7F for byte in telling)
+    # In a short text, encodings of old computers look as likely as those that are common.
+    era = EncodingEra.ALL if n_telling >= _LEAST_TELLING else EncodingEra.MODERN_WEB
+    encoding = detect(telling, encoding_era=era, prefer_superset=True)["encoding"] or "windows-1252"
+    if _MIXED.search(telling.decode(encoding, "replace")):
+        encoding = detect(telling, include_encodings=_LATIN, prefer_superset=True)["encoding"] or "windows-1252"
+    text = data.decode(encoding, "replace")
+    if text == data.decode("windows-1252", "replace"):  # the commonest of those that are alike for this text
+        encoding = "windows-1252"
+    return DecodedText(text, encoding.lower(), text.count("\ufffd"))
 
 
 def _is_readable(text: str) -> bool:

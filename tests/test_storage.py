@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import sqlite3
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from llmrun.errors import DiskFullError, LlmrunError, ResourceError, UsageError
-from llmrun.storage import Database, SqliteSchema, arriving, check_target, write_whole
+from llmrun.storage import Database, SqliteSchema, arriving, check_target, decode_text, write_whole
 
 OLD, NEW = "what was there", "what is new, é"
 SCHEMA = SqliteSchema("some notes", (("CREATE TABLE notes(text TEXT)",),), probes=("SELECT max(rowid) FROM notes",))
@@ -209,3 +210,46 @@ def test_a_pipe_needs_no_file_beside_it_and_a_write_tries_its_folder_once(
         check_target(tmp_path / "file")
     write_whole(tmp_path / "file", "text")
     assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("windows-1252", "Größe"),
+        ("windows-1252", "L'été dernier, à la plage: 5 €"),
+        ("windows-1250", "Žluťoučký kůň úpěl ďábelské ódy"),
+        ("windows-1251", "Это русский текст про маяк и пароль."),
+        ("koi8-r", "Пароль маяка. Если вы забыли пароль, обратитесь к сторожу."),
+        ("windows-1253", "Καλημέρα κόσμε, αυτό είναι ένα κείμενο"),
+        ("windows-1255", "שלום עולם, זה טקסט בעברית"),
+        ("windows-1256", "مرحبا بالعالم هذا نص عربي"),
+        ("cp932", "灯台のパスワードはジャムです。"),
+        ("gb18030", "灯塔的密码是果酱。"),
+        ("big5", "燈塔的密碼是果醬。"),
+        ("cp949", "등대의 비밀번호는 잼입니다."),
+        ("UTF-16LE", "Hello Größe"),
+        ("UTF-16BE", "Hello Größe"),
+    ],
+)
+def test_encodings_are_guessed(encoding: str, text: str) -> None:
+    decoded = decode_text(text.encode(encoding), "")
+    assert (decoded.text, decoded.note) == (text, f"read as {decoded.encoding}")
+    assert codecs.lookup(decoded.encoding) == codecs.lookup(encoding)
+    ascii_text = "id;name;street\n" * 20_000
+    if not encoding.startswith("UTF-16"):
+        assert decode_text((ascii_text + text).encode(encoding), "").text == ascii_text + text
+
+
+def test_damaged_utf8_stays_utf8() -> None:
+    decoded = decode_text("naïve café größer".encode() + b"\xff\n\xfe", "")
+    assert (decoded.text, decoded.encoding, decoded.n_invalid) == ("naïve café größer\ufffd\n\ufffd", "", 2)
+    assert decoded.note == "read as UTF-8; 2 invalid byte sequences shown as \ufffd"
+    assert decode_text("a legitimate \ufffd".encode(), "").note == ""
+
+
+@pytest.mark.parametrize(
+    "data", [b"a\0b", b"\x80\0", b"\x80\x01\x02\x03\x04", b"\x89PNG\r\n\x1a\n\0\0", bytes(range(128, 256))]
+)
+def test_what_is_binary_is_no_text(data: bytes) -> None:
+    with pytest.raises(UsageError, match="it is binary, not text"):
+        decode_text(data, "x")

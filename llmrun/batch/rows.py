@@ -9,6 +9,7 @@ import csv
 import hashlib
 import json
 import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -80,7 +81,8 @@ def read_rows(path: Path) -> Iterator[Row]:
                     if not isinstance(line, str) or line.strip()
                 )
     except UnicodeDecodeError:
-        hint = "save it as UTF-8, e.g. with iconv -f WINDOWS-1252 -t UTF-8"
+        target = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
+        hint = f"save it as UTF-8, e.g. with iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(str(path))} > {target}"
         raise UsageError(f"{str(path)!r} can't be read", why="it is not UTF-8 text", hint=hint) from None
     except (OSError, csv.Error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

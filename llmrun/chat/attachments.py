@@ -16,9 +16,9 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from llmrun.chat.documents import MAX_DOCUMENT_BYTES, is_document, read_document
+from llmrun.chat.documents import MAX_DOCUMENT_BYTES, Kind, kind_of, read_document
 from llmrun.errors import UsageError
 from llmrun.protocol.media import FORMATS, Media, Modality, conversion, modality_of, must_be_converted, other_audio
 from llmrun.storage import decode_text
@@ -179,14 +179,16 @@ def attach(
                 if modality is not None:
                     media.append(_attached_media(name, data, modality))
                     continue
-                text, n_bytes, note = _text_of(data, name, max_bytes)
+                read = text_of(data, name, max_bytes)
             except UsageError as error:
                 if named is None:
                     raise
                 notes.append(f"{error.what}: {error.why}; left out")
                 continue
-            files.append(AttachedFile(name, n_bytes, text))
-            notes += [f"{name}: {note}"] if note else []
+            files.append(AttachedFile(name, read.n_bytes, read.text))
+            source = f"its text without markup; `llmrun run MODEL < {shlex.quote(name)}` sends the source"
+            said = filter(None, (read.note, source if read.kind == "html" else ""))
+            notes += [f"{name}: {note}" for note in said]
             _check_sum(files, max_total)
         if named and len(files) == before and len(notes) >= len(named):
             raise UsageError(f"{pattern!r} finds no text file", why=notes[-1])
@@ -254,30 +256,44 @@ def _joined(before: Sequence[AttachedMedia], read: Sequence[AttachedMedia]) -> t
     return joined
 
 
-def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> tuple[str, int, str]:
-    r"""Return the text of a file, with \n as the end of each line, its size in bytes, and a note about what is missing.
+class FileText(NamedTuple):
+    r"""The text of a file, with \n as the end of each line."""
 
-    The size of a document, such as a PDF, is that of its text.
+    text: str
+    n_bytes: int  # of a document, such as a PDF, those of its text
+    note: str = ""  # what is missing, or the encoding that was guessed; "" if there is nothing to say
+    kind: Kind | None = None  # of a document
+
+
+def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> FileText:
+    """Return the text of a file.
 
     Raises:
         UsageError: it is a URL, not a file, not text, or too large.
     """
-    return _text_of(_read(name, max_bytes), name, max_bytes)
+    return text_of(_read(name, max_bytes), name, max_bytes)
 
 
-def _text_of(data: bytes, name: str, max_bytes: int) -> tuple[str, int, str]:
-    if is_document(data):
-        document = read_document(data, name, max_bytes)
-        return document.text, len(document.text.encode()), document.note
+def text_of(data: bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> FileText:
+    """Return the text of a file's content.
+
+    Raises:
+        DocumentError: it is a document without a text.
+        UsageError: it is not text, or too large.
+    """
+    kind = kind_of(data, name)
+    if kind:
+        document = read_document(data, name, max_bytes, kind)
+        return FileText(document.text, len(document.text.encode()), document.note, kind)
     if b"\0" in data and other_audio(data):
         raise must_be_converted(data, name, f"{name!r} can't be attached")
     modality = _modality(data)
-    kind = _WORDS[modality] if modality else next((kind for start, kind in _KINDS if data.startswith(start)), "")
-    if kind:
-        hint = f"-f {shlex.quote(name)} attaches it" if modality else _HINTS.get(kind, "")
-        raise UsageError(f"{name!r} can't be attached", why=f"it is {kind}, not text", hint=hint)
-    text = decode_text(data, f"{name!r} can't be attached")
-    return text.replace("\r\n", "\n").replace("\r", "\n"), len(data), ""
+    other = _WORDS[modality] if modality else next((each for start, each in _KINDS if data.startswith(start)), "")
+    if other:
+        hint = f"-f {shlex.quote(name)} attaches it" if modality else _HINTS.get(other, "")
+        raise UsageError(f"{name!r} can't be attached", why=f"it is {other}, not text", hint=hint)
+    decoded = decode_text(data, f"{name!r} can't be attached")
+    return FileText(decoded.text.replace("\r\n", "\n").replace("\r", "\n"), len(data), decoded.note)
 
 
 def _modality(data: bytes) -> Modality | None:
@@ -334,7 +350,7 @@ def _read(name: str, max_text: int = MAX_FILE_BYTES) -> bytes:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UsageError(f"{name!r} can't be attached", why=why.lower()) from None
     modality = _modality(data)
-    limit = _MAX_BYTES[modality] if modality else MAX_DOCUMENT_BYTES if is_document(data) else max_text
+    limit = _MAX_BYTES[modality] if modality else MAX_DOCUMENT_BYTES if kind_of(data, name) else max_text
     if len(data) > limit:
         hint = conversion(name) if modality == "audio" else ""
         raise UsageError(f"{name!r} can't be attached", why=f"it is larger than {limit:,} bytes", hint=hint)

@@ -1,6 +1,7 @@
 """Passages of a folder's documents that go along with a question: cut, indexed, and found by meaning and by words.
 
-A file is read again only if its size or time changed, and embedded again only if its bytes did.
+A file is read again only if its size or time changed, and embedded again only if its bytes did. One that could not be
+read is tried again at every start if something around it was the cause, else with other versions of the readers.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import hashlib
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from llmrun.chat.attachments import AttachedFile, Attachments, estimated_tokens, read_text
-from llmrun.chat.documents import MAX_DOCUMENT_BYTES
+from llmrun.chat.documents import MAX_DOCUMENT_BYTES, DocumentError, readers
 from llmrun.errors import UsageError
 from llmrun.storage import Database, SqliteSchema
 
@@ -37,7 +39,7 @@ _COMMIT_PASSAGES = 64  # computed in one transaction: an interrupted indexing go
 _CANDIDATES = 50  # of each of the two rankings
 _LEAST_SHARE = 0.5  # of the best cosine or the best BM25 value that a passage must have
 _MEANING_WEIGHT = 0.6  # against that of the words
-_MOST_WORDS = 64  # of a question, for the search by words
+_MOST_WORDS = 128  # of a question, for the search by words
 _QUESTION_CHARACTERS = 1000  # at the end of a long one, which may follow a pasted text
 _FOLLOW_UP_WORDS = 4  # a shorter question is searched for together with the one before it
 _LEFT_OUT_FOLDERS = frozenset({"__pycache__", "node_modules"})  # and hidden ones
@@ -45,7 +47,11 @@ _HEADING = re.compile(
     r"#{1,6} \S|(?:export |public |pub )?(?:async )?(?:def|class|func|function|fn|interface|struct) \w"
 )
 _PAGE = re.compile(r"\[page (\d+)\]")
-_WORD = re.compile(r"\w+")
+# Letters of scripts that are written without blanks between words, or with endings and particles at them: Thai, Lao,
+# Tibetan, Myanmar, Khmer, Hangul, kana, bopomofo, Yi and Han.
+_UNSPACED = "\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u3007\u3040-\u31ff\ua000-\ua4cf"
+_UNSPACED += "\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_RUN = re.compile(f"([{_UNSPACED}]+)|[^\\W{_UNSPACED}]+")
 _INTRODUCTION = "Passages of my documents, which may help to answer:"
 
 Embed = Callable[[Iterable[str], Literal["query", "document"]], "Iterator[NDArray[numpy.float32]]"]
@@ -175,29 +181,33 @@ def _passage(file: str, lines: Sequence[_Line]) -> Iterator[Passage]:
 _SCHEMA = SqliteSchema(
     "the index of your documents",
     (
-        (
-            "CREATE TABLE facts(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
+        ("CREATE TABLE facts(name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",),
+        (  # all is made anew: it holds nothing but what is in the files
+            *(f"DROP TABLE IF EXISTS {table}" for table in ("words", "passages", "files")),
+            "DELETE FROM facts",
             """CREATE TABLE files(
                 id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, size INTEGER NOT NULL, modified INTEGER NOT NULL,
-                sha256 TEXT NOT NULL, note TEXT NOT NULL)""",
+                sha256 TEXT NOT NULL, note TEXT NOT NULL, failed_with TEXT)""",
             """CREATE TABLE passages(
                 id INTEGER PRIMARY KEY, file INTEGER NOT NULL REFERENCES files ON DELETE CASCADE,
                 first INTEGER NOT NULL, last INTEGER NOT NULL, page INTEGER NOT NULL,
-                heading TEXT NOT NULL, text TEXT NOT NULL, name TEXT NOT NULL, vector BLOB NOT NULL)""",
+                heading TEXT NOT NULL, text TEXT NOT NULL, name TEXT NOT NULL, letters TEXT NOT NULL,
+                vector BLOB NOT NULL)""",
             "CREATE INDEX passages_by_file ON passages(file)",
-            # Words of the name and the heading find a passage, too.
-            """CREATE VIRTUAL TABLE words USING fts5(name, heading, text, content='passages', content_rowid='id',
-                tokenize='porter unicode61 remove_diacritics 2')""",
+            # Words of the name and the heading find a passage, too; `letters` has those of scripts without blanks.
+            """CREATE VIRTUAL TABLE words USING fts5(name, heading, text, letters, content='passages',
+                content_rowid='id', tokenize='porter unicode61 remove_diacritics 2')""",
             """CREATE TRIGGER passage_added AFTER INSERT ON passages BEGIN
-                INSERT INTO words(rowid, name, heading, text) VALUES(new.id, new.name, new.heading, new.text); END""",
+                INSERT INTO words(rowid, name, heading, text, letters)
+                VALUES(new.id, new.name, new.heading, new.text, new.letters); END""",
             """CREATE TRIGGER passage_removed AFTER DELETE ON passages BEGIN
-                INSERT INTO words(words, rowid, name, heading, text)
-                VALUES('delete', old.id, old.name, old.heading, old.text); END""",
+                INSERT INTO words(words, rowid, name, heading, text, letters)
+                VALUES('delete', old.id, old.name, old.heading, old.text, old.letters); END""",
         ),
     ),
     probes=("SELECT max(id) FROM passages", "SELECT value FROM facts LIMIT 1"),
 )
-_CUT_VERSION = 1  # of cut() and of the texts that are embedded: with another one, all is done again
+_CUT_VERSION = 2  # of cut(), and of the texts that are read and embedded: with another one, all is done again
 _VECTOR = "<f2"  # half the file of float32; ranks alike
 
 
@@ -207,7 +217,8 @@ class FolderState(NamedTuple):
     files: int  # with passages
     passages: int
     read: int  # new or changed files
-    left_out: tuple[str, ...]  # a line for each file without text, or of which some is missing
+    left_out: tuple[str, ...]  # a line for each file that is not searched, with the reason
+    notes: tuple[str, ...] = ()  # a line for each file of which some is missing, or whose encoding was guessed
 
 
 class _Document(NamedTuple):
@@ -217,7 +228,8 @@ class _Document(NamedTuple):
     size: int
     modified: int  # nanoseconds since 1970
     sha256: str
-    note: str = ""  # why it, or some of it, is missing
+    note: str = ""  # why it, or some of it, is missing, or how it was read
+    failed_with: str | None = None  # the readers() that could not read it; "" if something else is the cause
     passages: tuple[Passage, ...] = ()
     is_known: bool = False  # its bytes are as before
 
@@ -228,6 +240,9 @@ class FolderIndex:
     Args:
         folder: of the documents; hidden files and folders in it are left out.
         state_dir: parent of the folder of all indexes.
+
+    Attributes:
+        state: after the last refresh().
 
     Raises:
         UsageError: it is not a folder.
@@ -240,6 +255,7 @@ class FolderIndex:
         self._folder = folder.resolve()
         self._embed: Embed | None = None
         self._path = state_dir / FOLDER / f"{hashlib.sha256(os.fsencode(self._folder)).hexdigest()[:16]}.db"
+        self.state = FolderState(0, 0, 0, ())
         self._ids: list[int] = []
         self._vectors: NDArray[numpy.float32] | None = None  # a row for each id
 
@@ -261,29 +277,32 @@ class FolderIndex:
             ResourceError: the index can't be read or written.
             LlmrunError: the embedding failed; what was computed before stays.
         """
-        self._embed, on_disk = embed, self._on_disk()
+        self._embed, (on_disk, unreadable) = embed, self._on_disk()
         with closing(Database(self._path, _SCHEMA)) as database:
             connection = database.connection
             with database.writing():
                 self._begin(connection, model)
-                known = {
-                    row[0]: row[1:] for row in connection.execute("SELECT path, size, modified, sha256 FROM files")
-                }
+                rows = connection.execute("SELECT path, size, modified, sha256, failed_with FROM files")
+                known = {row[0]: row[1:] for row in rows}
                 gone = [(path,) for path in known if path not in on_disk]
                 connection.executemany("DELETE FROM files WHERE path = ?", gone)
-            changed = [path for path, status in on_disk.items() if known.get(path, ())[:2] != status]
+            with_these = readers()
+            failed = {path for path, row in known.items() if row[3] not in (None, with_these)}
+            changed = [path for path, status in on_disk.items() if known.get(path, ())[:2] != status or path in failed]
             waiting: list[_Document] = []
             for number, path in enumerate(changed, 1):
                 on_progress(path, number - 1, len(changed))
-                sha256 = known[path][2] if path in known else ""
-                waiting.append(self._read(path, *on_disk[path], sha256))
+                sha256 = known[path][2] if path in known and path not in failed else ""
+                waiting.append(self._read(path, *on_disk[path], sha256, with_these))
                 n_passages = sum(len(document.passages) for document in waiting)
                 if n_passages >= _COMMIT_PASSAGES or number == len(changed):
                     self._add(database, waiting)
                     waiting = []
             with database.explained():
                 self._load(connection)
-                return _state(connection, len(changed))
+                n_new = sum(path not in failed or known[path][:2] != on_disk[path] for path in changed)
+                self.state = _state(connection, n_new, unreadable)
+        return self.state
 
     def search(self, question: str, most: int = MOST_FOUND) -> list[Passage]:
         """Return the passages that fit a question best, by their meaning and by their words.
@@ -302,26 +321,37 @@ class FolderIndex:
             scores = meaning or words
             return [passage for one in best for passage in _stored(database.connection, one, scores[one])]
 
-    def _on_disk(self) -> dict[str, tuple[int, int]]:
-        """Return the path inside the folder of each file, with its size and time.
+    def _on_disk(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+        """Return the path inside the folder of each file, with its size and time; and of what can't be read, with why.
 
         Raises:
             UsageError: there are too many.
         """
-        found: dict[str, tuple[int, int]] = {}
-        for parent, folders, names in os.walk(self._folder):
+        found, unreadable = dict[str, tuple[int, int]](), dict[str, str]()
+
+        def note(error: OSError) -> None:
+            unreadable[self._shown(Path(error.filename))] = (error.strerror or str(error)).lower()
+
+        for parent, folders, names in os.walk(self._folder, onerror=note):
             folders[:] = sorted(name for name in folders if name[0] != "." and name not in _LEFT_OUT_FOLDERS)
-            for name in sorted(names):
-                path = Path(parent, name)
-                with suppress(OSError):  # a link that leads nowhere, or a file that was just removed
+            for path in (Path(parent, name) for name in sorted(names) if name[0] != "."):
+                try:
                     status = path.stat()
-                    if name[0] != "." and stat.S_ISREG(status.st_mode):  # reading a pipe may never end
-                        shown = os.fsencode(path.relative_to(self._folder).as_posix()).decode("utf-8", "replace")
-                        found[shown] = (status.st_size, status.st_mtime_ns)
+                except OSError as error:  # a link that leads nowhere, or a file that was just removed
+                    note(error)
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    found[self._shown(path)] = (status.st_size, status.st_mtime_ns)
+                else:  # reading a pipe may never end
+                    unreadable[self._shown(path)] = "it is not a file"
             if len(found) > MOST_FILES:
                 what = f"{str(self._folder)!r} has more than {MOST_FILES:,} files"
                 raise UsageError(what, hint="name a folder inside it")
-        return found
+        return found, unreadable
+
+    def _shown(self, path: Path) -> str:
+        """Return a path inside the folder as it is shown and stored."""
+        return os.fsencode(path.relative_to(self._folder).as_posix()).decode("utf-8", "replace")
 
     def _begin(self, connection: sqlite3.Connection, model: str) -> None:
         """Forget everything if another model computed it."""
@@ -331,40 +361,46 @@ class FolderIndex:
             connection.execute("DELETE FROM files")
             connection.executemany("INSERT OR REPLACE INTO facts VALUES(?, ?)", facts.items())
 
-    def _read(self, path: str, size: int, modified: int, sha256: str) -> _Document:
-        """Read a file and cut it, unless it has the hash that is known."""
+    def _read(self, path: str, size: int, modified: int, sha256: str, with_these: str) -> _Document:
+        """Read a file and cut it, unless it has the hash that is known.
+
+        Args:
+            with_these: the readers().
+        """
         file = self._folder / path
         if size > MAX_DOCUMENT_BYTES:
-            return _Document(path, size, modified, "", f"it is larger than {MAX_DOCUMENT_BYTES:,} bytes")
+            return _Document(path, size, modified, "", f"it is larger than {MAX_DOCUMENT_BYTES:,} bytes", with_these)
         try:
             digest = hashlib.sha256(file.read_bytes()).hexdigest()
             if digest == sha256:
                 return _Document(path, size, modified, digest, is_known=True)
-            text, _, note = read_text(str(file))
+            read = read_text(str(file))
         except UsageError as error:
-            return _Document(path, size, modified, digest, error.why)
+            is_lasting = not isinstance(error, DocumentError) or error.is_lasting
+            why = f"{error.why} ({error.hint})" if error.hint and not is_lasting else error.why
+            return _Document(path, size, modified, digest, why, with_these if is_lasting else "")
         except OSError as error:
-            return _Document(path, size, modified, "", (error.strerror or str(error)).lower())
-        return _Document(path, size, modified, digest, note, tuple(cut(text, path)))
+            return _Document(path, size, modified, "", (error.strerror or str(error)).lower(), "")
+        return _Document(path, size, modified, digest, read.note, passages=tuple(cut(read.text, path)))
 
     def _add(self, database: Database, documents: Sequence[_Document]) -> None:
         """Embed the passages of documents, and put them into the index in the place of earlier ones."""
         passages = [passage for document in documents for passage in document.passages]
         vectors = iter(self._vectors_of(passages))
         with database.writing():
-            for path, size, modified, sha256, note, own, is_known in documents:
+            for path, size, modified, sha256, note, failed_with, own, is_known in documents:
                 connection = database.connection
                 if is_known:
                     connection.execute("UPDATE files SET size = ?, modified = ? WHERE path = ?", (size, modified, path))
                     continue
                 connection.execute("DELETE FROM files WHERE path = ?", (path,))
-                values = (path, size, modified, sha256, note)
-                query = "INSERT INTO files(path, size, modified, sha256, note) VALUES(?, ?, ?, ?, ?)"
+                values = (path, size, modified, sha256, note, failed_with)
+                query = "INSERT INTO files(path, size, modified, sha256, note, failed_with) VALUES(?, ?, ?, ?, ?, ?)"
                 file = connection.execute(query, values).lastrowid
                 connection.executemany(
-                    "INSERT INTO passages(file, name, first, last, page, heading, text, vector) "
-                    "VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
-                    ((file, *passage[:-1], next(vectors)) for passage in own),
+                    "INSERT INTO passages(file, name, first, last, page, heading, text, letters, vector) "
+                    "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    ((file, *passage[:-1], _letters(passage), next(vectors)) for passage in own),
                 )
 
     def _vectors_of(self, passages: Sequence[Passage]) -> list[bytes]:
@@ -393,11 +429,37 @@ class FolderIndex:
 
 def _by_words(connection: sqlite3.Connection, question: str) -> dict[int, float]:
     """Return the BM25 values of the best passages that have a word of the question, by id."""
-    words = list(dict.fromkeys(_WORD.findall(question.lower())))[:_MOST_WORDS]
+    words = list(dict.fromkeys(_terms(question)))[:_MOST_WORDS]
     if not words:
         return {}
     query = "SELECT rowid, -rank FROM words WHERE words MATCH ? ORDER BY rank LIMIT ?"
     return dict(connection.execute(query, (" OR ".join(f'"{word}"' for word in words), _CANDIDATES)))
+
+
+def _runs(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the words of a text, where a word ends at another script, and whether no blanks end it in this one."""
+    for run in _RUN.finditer(unicodedata.normalize("NFKC", text.lower())):
+        if run[1] is None:
+            yield run[0], False
+        elif letters := "".join(filter(str.isalnum, run[1])):  # signs of vowels and tones are no letters for SQLite
+            yield letters, True
+
+
+def _letters(passage: Passage) -> str:
+    """Return the letters of scripts without blanks, each a word, and the other words in a text that has some."""
+    runs = [*_runs(f"{passage.file} {passage.heading}\n{passage.text}")]
+    if not any(unspaced for _, unspaced in runs):
+        return ""
+    return " ".join(" ".join(run) if unspaced else run for run, unspaced in runs)
+
+
+def _terms(question: str) -> Iterator[str]:
+    """Yield what a question is searched for: words, and pairs of letters in scripts without blanks."""
+    for run, unspaced in _runs(question):
+        if unspaced and len(run) > 1:
+            yield from (" ".join(run[at : at + 2]) for at in range(len(run) - 1))
+        else:
+            yield run
 
 
 def _fused(meaning: Mapping[int, float], words: Mapping[int, float]) -> dict[int, float]:
@@ -428,10 +490,13 @@ def _stored(connection: sqlite3.Connection, one: int, score: float) -> Iterator[
         yield Passage(*row)._replace(score=score)
 
 
-def _state(connection: sqlite3.Connection, n_read: int) -> FolderState:
+def _state(connection: sqlite3.Connection, n_read: int, unreadable: Mapping[str, str]) -> FolderState:
     n_files, n_passages = connection.execute("SELECT count(DISTINCT file), count(*) FROM passages").fetchone()
-    notes = connection.execute("SELECT path, note FROM files WHERE note != '' ORDER BY path")
-    return FolderState(n_files, n_passages, n_read, tuple(f"{path}: {note}" for path, note in notes))
+    noted = connection.execute("SELECT path, note, failed_with IS NULL FROM files WHERE note != ''").fetchall()
+    left_out = {**unreadable, **{path: note for path, note, is_read in noted if not is_read}}
+    notes = {path: note for path, note, is_read in noted if is_read}
+    lines = (tuple(f"{path}: {note}" for path, note in sorted(each.items())) for each in (left_out, notes))
+    return FolderState(n_files, n_passages, n_read, *lines)
 
 
 # ---- a question ------------------------------------------------------------------------------------
@@ -444,7 +509,8 @@ def passages_for(index: FolderIndex, question: str, before: str, n_ctx: int) -> 
         before: the question before it in the conversation; "" if there is none.
         n_ctx: context window in tokens; 0 if unknown.
     """
-    follows = before and len(question.split()) < _FOLLOW_UP_WORDS
+    n_words = sum(max(1, len(run) // 2) if unspaced else 1 for run, unspaced in _runs(question))
+    follows = before and n_words < _FOLLOW_UP_WORDS
     searched = f"{before}\n{question}" if follows else question
     left = min(MOST_TOKENS, n_ctx // 4) if n_ctx else MOST_TOKENS
     chosen: list[Passage] = []

@@ -129,10 +129,12 @@ def import_modelfile(
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise UsageError(f"invalid name {name!r}", why="must be letters, digits and dashes")
     try:
-        text = decode_text(file.read_bytes(), f"{str(file)!r} can't be read")
+        decoded = decode_text(file.read_bytes(), f"{str(file)!r} can't be read")
     except OSError as error:
         raise UsageError(f"{str(file)!r} can't be read", why=error.strerror or str(error)) from None
-    found = as_preset(as_modelfile(read_instructions(text), file.absolute().parent))
+    if decoded.note:
+        output.note(f"{file}: {decoded.note}")
+    found = as_preset(as_modelfile(read_instructions(decoded.text), file.absolute().parent))
     given = settings_file.read_file()
     if name in settings_file.preset_names(given):
         if not yes and not (output.can_ask and output.confirm(f"Replace the preset {name}?")):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
 
-    from llmrun.chat.passages import Embed, FolderIndex, Passage
+    from llmrun.chat.passages import Embed, FolderIndex, FolderState, Passage
     from llmrun.model import Model
 
 DEFAULT_MODEL = "bge-small"
@@ -41,6 +41,7 @@ class DocsOptions(NamedTuple):
 
     folder: str | None
     model: str | None  # None: the default one if it can be had, else none
+    lists: bool = False  # name every file that is left out
 
 
 def documents(
@@ -63,15 +64,25 @@ def documents(
             rich_help_panel=_PANEL,
         ),
     ] = None,
+    docs_list: Annotated[
+        bool,
+        typer.Option(
+            "--docs-list",
+            help="Name every file of the folder that is left out, with the reason.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
 ) -> DocsOptions:
     """Collect the options of documents.
 
     Raises:
-        UsageError: there is a model without a folder.
+        UsageError: there is a model, or a list, without a folder.
     """
     if docs_model and not docs:
         raise UsageError("--docs-model needs --docs", hint=f"--docs FOLDER --docs-model {docs_model}")
-    return DocsOptions(docs, docs_model)
+    if docs_list and not docs:
+        raise UsageError("--docs-list needs --docs", hint="--docs FOLDER --docs-list")
+    return DocsOptions(docs, docs_model, docs_list)
 
 
 @contextmanager
@@ -95,7 +106,7 @@ def open_documents(output: Output, options: DocsOptions, loading: LoadingOptions
     index = FolderIndex(user_path(options.folder), load_settings().state_dir)
     path = _embedding_model(output, options, yes=loading.yes)
     if path is None:
-        _refresh(output, index)
+        _refresh(output, index, lists=options.lists)
         yield index
         return
     trained = trained_context(read_header(path))
@@ -107,7 +118,9 @@ def open_documents(output: Output, options: DocsOptions, loading: LoadingOptions
     own = LoadingOptions(preferences, OFF, loading.verbose, loading.yes)
     with open_model(output, options.model or DEFAULT_MODEL, own, embeds=True, another=True) as model:
         used = model.used
-        _refresh(output, index, _embedder(output, model), used.sha256 or f"{used.path} {used.modified}")
+        _refresh(
+            output, index, _embedder(output, model), used.sha256 or f"{used.path} {used.modified}", lists=options.lists
+        )
         yield index
 
 
@@ -142,8 +155,8 @@ def _embedder(output: Output, model: Model) -> Embed:
     return embed
 
 
-def _refresh(output: Output, index: FolderIndex, embed: Embed | None = None, model: str = "") -> None:
-    """Bring the index up to date, and print what is new and what is left out."""
+def _refresh(output: Output, index: FolderIndex, embed: Embed | None = None, model: str = "", *, lists: bool) -> None:
+    """Bring the index up to date, and print what is new and what is left out: all of it, or the first and a count."""
     with Activity(output) as activity:
 
         def show(file: str, done: int, total: int) -> None:
@@ -153,11 +166,24 @@ def _refresh(output: Output, index: FolderIndex, embed: Embed | None = None, mod
     if state.read:
         changed = f"{counted(state.read, 'file')} new or changed"
         output.note(f"Documents: {counted(state.passages, 'passage')} of {counted(state.files, 'file')}; {changed}.")
-    if state.left_out:
-        first, *others = state.left_out
-        output.note(f"Left out: {first}{f'; and {len(others):,} more' if others else ''}")
+    if lists:
+        show_left_out(output, state)
+        if not state.left_out:
+            output.note("No file is left out.")
+    else:
+        for what, lines in (("Left out", state.left_out), ("Note", state.notes)):
+            more = f"; and {len(lines) - 1:,} more (--docs-list names them)" if len(lines) > 1 else ""
+            if lines:
+                output.note(f"{what}: {lines[0]}{more}")
     if not state.passages:
         output.note("There is no text in this folder.")
+
+
+def show_left_out(output: Output, state: FolderState) -> None:
+    """Print each file that is left out, and each of which some is missing or whose encoding was guessed."""
+    for what, lines in (("Left out", state.left_out), ("Note", state.notes)):
+        for line in lines:
+            output.note(f"{what}: {line}")
 
 
 def show_found(output: Output, passages: tuple[Passage, ...], *, hint: str = "") -> None:

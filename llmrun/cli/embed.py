@@ -180,20 +180,22 @@ def read_texts(output: Output, words: Sequence[str], usage: str) -> list[str]:
 def _texts_of(output: Output, word: str) -> list[str]:
     if word == "-":
         stdin: Any = getattr(output.stdin, "buffer", None)
-        return _lines(stdin.read() if stdin else output.stdin.read().encode(), "stdin")
+        return _lines(output, stdin.read() if stdin else output.stdin.read().encode(), "stdin")
     if os.path.isfile(word):  # noqa: PTH113 - pathlib raises where a text is no file's name
         try:
-            return _lines(Path(word).read_bytes(), word)
+            return _lines(output, Path(word).read_bytes(), word)
         except OSError as error:
             raise UsageError(f"can't read {word!r}", why=error.strerror or str(error)) from None
     return [os.fsencode(word).decode("utf-8", "replace")]
 
 
-def _lines(data: bytes, name: str) -> list[str]:
+def _lines(output: Output, data: bytes, name: str) -> list[str]:
     if not data.strip():
         raise UsageError(f"{name} is empty", why="each of its lines is a text")
-    text = decode_text(data, f"the text of {name} can't be read")
-    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    decoded = decode_text(data, f"the text of {name} can't be read")
+    if decoded.note:
+        output.note(f"{name}: {decoded.note}")
+    lines = [line.removesuffix("\r") for line in decoded.text.removesuffix("\n").split("\n")]
     blank = next((number for number, line in enumerate(lines, 1) if not line.strip()), None)
     if blank is not None:
         raise UsageError(f"line {blank} of {name} is empty", why="each line is a text", hint="remove empty lines")

@@ -393,7 +393,10 @@ def _decoded(word: str) -> str:
 
 def _read_all(output: Output) -> str:
     data = output.stdin.buffer.read() if hasattr(output.stdin, "buffer") else output.stdin.read().encode()
-    return decode_text(bytes(data), "the text of stdin can't be read").rstrip("\n")
+    decoded = decode_text(bytes(data), "the text of stdin can't be read")
+    if decoded.note:
+        output.note(f"stdin: {decoded.note}")
+    return decoded.text.rstrip("\n")
 
 
 def has_template(output: Output, model: ChatModel) -> bool:

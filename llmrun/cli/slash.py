@@ -19,6 +19,7 @@ from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached, stream
 from llmrun.cli.beams import searched, show_rest
 from llmrun.cli.completion import complete_model
+from llmrun.cli.docs import show_left_out
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import check_output_file
 from llmrun.cli.sampling import read_value, sampling_rows, shown_value
@@ -421,13 +422,15 @@ def show_window(chat: Chat, argument: str) -> None:
 
 
 def sources(chat: Chat, argument: str) -> None:
-    """Print the passages that were sent with the last question."""
+    """Print the passages that were sent with the last question, and the files of --docs that are left out."""
 
     last = chat.conversation.chat.last_question
     passages = last.part.passages if last is not None and isinstance(last.part, Question) else ()
     if not passages:
         chat.output.note("No passage was sent with the last question: llmrun chat --docs FOLDER")
     show_passages(chat.output, passages)
+    if chat.index is not None:
+        show_left_out(chat.output, chat.index.state)
 
 
 def stats(chat: Chat, argument: str) -> None:
@@ -577,7 +580,7 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/image FILE...": SlashCommand("attach images to the next message; --drop NAME detaches one", attach_images),
     "/audio FILE...": SlashCommand("attach audio to the next message; --drop NAME detaches it", attach_audio),
     "/files": SlashCommand("list the attached files, with their tokens", list_attached),
-    "/sources": SlashCommand("show the passages of --docs that were sent with the last question", sources),
+    "/sources": SlashCommand("show the passages sent with the last question, and files of --docs left out", sources),
     "/set [NAME VALUE]": SlashCommand(
         "set a sampling parameter, such as /set temp 0.5; without a name, show the usual ones",
         set_value,

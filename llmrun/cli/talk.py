@@ -68,8 +68,8 @@ class Chat:
         self.tools = tools
         self.models = ExitStack()  # loaded after the first one
         self.leaves = False  # read no further message
+        self.index = index  # of the documents of --docs
         self._commands = commands
-        self._index = index
 
     def greet(self) -> None:
         """Print the model and its context window, and the last turns of a resumed chat."""
@@ -179,11 +179,11 @@ class Chat:
         Args:
             is_edit: it replaces the last question.
         """
-        if self._index is None:
+        if self.index is None:
             return None
         asked = [entry.part.shown for entry in self.conversation.chat.entries if isinstance(entry.part, Question)]
         before = asked[: -1 if is_edit else None]
-        found = passages_for(self._index, message, before[-1] if before else "", self.conversation.model.n_ctx)
+        found = passages_for(self.index, message, before[-1] if before else "", self.conversation.model.n_ctx)
         show_found(self.output, found, hint=" (/sources)" if self.typed.interactive else "")
         return found
 

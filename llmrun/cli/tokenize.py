@@ -101,7 +101,10 @@ def read_content(output: Output, text: str) -> str:
         raise UsageError(
             f"the text is longer than {readable_size(_MOST_BYTES)}", hint=f"head -c {_MOST_BYTES >> 20}M FILE"
         )
-    return decode_text(data, "the text of stdin can't be read" if text == "-" else f"can't read {text!r}")
+    decoded = decode_text(data, "the text of stdin can't be read" if text == "-" else f"can't read {text!r}")
+    if decoded.note:
+        output.note(decoded.note)
+    return decoded.text
 
 
 def _as_json(name: str, found: TokenizedFile, *, merges: bool) -> dict[str, Any]:

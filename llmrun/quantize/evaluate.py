@@ -73,7 +73,7 @@ class EvaluatedText:
 
 
 def read_text(path: Path) -> EvaluatedText:
-    """Read a text file. Raises UsageError if the file can't be read, is too long, or is not UTF-8."""
+    """Read a text file. Raises UsageError if the file can't be read, is too long, or binary."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
@@ -84,7 +84,8 @@ def read_text(path: Path) -> EvaluatedText:
             f"--text {path} is longer than {readable_size(_MAX_BYTES)}",
             hint=f"head -c 2M {path} > text.txt",
         )
-    return EvaluatedText(path.name, decode_text(data, f"--text {path} can't be read"))
+    decoded = decode_text(data, f"--text {path} can't be read")
+    return EvaluatedText(f"{path.name} ({decoded.note})" if decoded.note else path.name, decoded.text)
 
 
 def default_text() -> EvaluatedText:

@@ -61,6 +61,7 @@ from llmrun.server.http import (
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
 from llmrun.server.pool import Pool, PooledModel, RunningAnswer, prompt_hash
+from llmrun.server.protocols.attachments import has_documents
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.models import model_header, shown_name
 from llmrun.server.protocols.stored_responses import ResponseStore
@@ -399,9 +400,8 @@ class HttpExchange:
         try:
             data = await read_body(self._receive)
             self._arrived = time.perf_counter()
-            body, completion = (
-                await asyncio.to_thread(self._parse, data) if len(data) > LONG_BODY else self._parse(data)
-            )
+            takes_long = len(data) > LONG_BODY or has_documents(data)
+            body, completion = await asyncio.to_thread(self._parse, data) if takes_long else self._parse(data)
             async with (
                 self._traffic.admitted(completion.n_choices, self._receive) as self._watch,
                 self._pool.lease(completion.model, completion.keep_seconds) as pooled,

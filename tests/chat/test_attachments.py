@@ -112,6 +112,8 @@ def test_what_a_pattern_finds_that_is_no_text_is_noted() -> None:
         (b"BMI and BMW are words", "BMI and BMW are words"),
         (b"GIF is a format", "GIF is a format"),
         (b"ID3 is a tag", "ID3 is a tag"),
+        ("Größe der Straße".encode("latin-1"), "Größe der Straße"),
+        ("Größe, kein Zeichen".encode("utf-16-le"), "Größe, kein Zeichen"),
         (b"OggS and FORM are words", "OggS and FORM are words"),
         (b"PKZIP was a program", "PKZIP was a program"),
         (b"", ""),
@@ -127,7 +129,6 @@ def test_texts(data: bytes, text: str) -> None:
         (b"a\0b", "it is binary, not text"),
         (b"\xff\xfe\0\0a\0\0\0", "it is binary, not text"),
         (b"\x80\0", "it is binary, not text"),
-        ("Größe".encode("latin-1"), "it is not UTF-8 text, see byte 2 (iconv"),
         (b"\xff\xfea", "it is not UTF-16 text"),
         (b"II*\0", "it is an image, not text (save it as PNG)"),
         (b"PK\x03\x04docx", "it is an archive or office document"),
@@ -273,6 +274,22 @@ def test_estimates() -> None:
     assert estimated_tokens("漢字") == 2
 
 
+def test_a_page_is_text_and_its_source_is_a_command_away() -> None:
+    page = "<!doctype html><title>Lamp</title><nav><a>Home</a></nav><p>It is <b>5 cm</b> high.<script>no()</script>"
+    attached = attach([put("my page.html", page)])
+    assert attached.files[0].text == "Lamp\n\nIt is **5 cm** high."
+    assert attached.notes == (
+        "my page.html: its text without markup; `llmrun run MODEL < 'my page.html'` sends the source",
+    )
+    assert "its scripts write it" in why(put("app.html", "<!doctype html><div id=root></div><script>app()</script>"))
+
+
+def test_a_guessed_encoding_is_said() -> None:
+    assert attach([put("old.txt", "5 € für Gäste".encode("cp1252"))]).notes == ("old.txt: read as windows-1252",)
+    damaged = attach([put("log.txt", "für Gäste, größer, schöner".encode() + b"\xff")])
+    assert damaged.notes == ("log.txt: read as UTF-8; 1 invalid byte sequence shown as \ufffd",)
+
+
 def test_utf_16_is_text_only_where_somebody_could_have_written_it(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
@@ -281,7 +298,6 @@ def test_utf_16_is_text_only_where_somebody_could_have_written_it(tmp_path: Path
         assert read_text(str(file))[0] == "Grüße, 漢字\n"
     for content, why in (
         (b"\xff\xfe" + b"\x03\x01\x05\x00" * 50, "binary"),
-        ("no mark at the beginning".encode("utf-16-le"), "UTF-16 without a byte order mark"),
         (bytes(range(256)), "binary"),
     ):
         file.write_bytes(content)

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fpdf import FPDF
 from support.chats import add_turn
 from support.word_vectors import WordEmbedder
 
 from llmrun.chat import passages
-from llmrun.chat.attachments import AttachedFile, Attachments, estimated_tokens
+from llmrun.chat.attachments import AttachedFile, Attachments, FileText, estimated_tokens
 from llmrun.chat.passages import FolderIndex, FolderState, Passage, cut, passages_block, passages_for, passages_line
 from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Answer, Question
 from llmrun.errors import UsageError
+from llmrun.storage import Database
 
 
 @pytest.fixture
@@ -178,9 +181,131 @@ def test_what_is_no_text_is_named_and_what_is_hidden_is_not(folder: Path, tmp_pa
         os.mkfifo(folder / "pipe")  # whose reading would never end
     index = FolderIndex(folder, tmp_path / "state")
     state = index.refresh()
-    assert (state.files, state.left_out) == (3, ("photo.png: it is an image, not text",))
+    pipe = ("pipe: it is not a file",) if hasattr(os, "mkfifo") else ()
+    named = ("gone.txt: no such file or directory", "photo.png: it is an image, not text", *pipe)
+    assert (state.files, state.left_out) == (3, named)
     assert found(index, "tea") == ["office/tea.txt, line 1"]
     assert index.refresh().left_out == state.left_out, "it is known, and not read again"
+
+
+def pdf(text: str) -> bytes:
+    made = FPDF()
+    made.add_page()
+    made.set_font("helvetica", size=12)
+    made.line(1, 1, 100, 100)
+    if text:
+        made.cell(text=text)
+    return bytes(made.output())
+
+
+def test_a_file_that_failed_is_tried_again_when_the_cause_may_be_gone(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "report.pdf").write_bytes(pdf("Harvest."))
+    (folder / "scan.pdf").write_bytes(pdf(""))
+    (folder / "closed.txt").write_text("closed")
+    index = FolderIndex(folder, tmp_path / "state")
+    tried = list[str]()
+    read_text = passages.read_text
+
+    def counted(name: str) -> FileText:
+        tried.append(Path(name).name)
+        if name.endswith("report.pdf"):  # as without the package
+            raise passages.DocumentError("x", why="PDFs need a package", hint="pip install it", is_lasting=False)
+        if name.endswith("closed.txt"):
+            raise PermissionError(13, "Permission denied")
+        return read_text(name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(passages, "read_text", counted)
+        state = index.refresh()
+        assert state.left_out == (
+            "closed.txt: permission denied",
+            "report.pdf: PDFs need a package (pip install it)",
+            "scan.pdf: it has no text: its pages are pictures",
+        )
+        tried.clear()
+        again = index.refresh()
+        assert (again.left_out, again.read) == (state.left_out, 0), "nothing is new, and what is missing is said again"
+        assert tried == ["closed.txt", "report.pdf"], "the scan's bytes are the cause"
+        tried.clear()
+        patched.setattr(passages, "readers", lambda: "others")
+        index.refresh()
+        assert "scan.pdf" in tried, "other readers may find a text"
+    healed = index.refresh()
+    assert [line.partition(":")[0] for line in healed.left_out] == ["scan.pdf"]
+    assert found(index, "harvest") == ["report.pdf, page 1"]
+
+
+@pytest.mark.skipif(os.name == "nt" or not os.getuid(), reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_named(folder: Path, tmp_path: Path) -> None:
+    (folder / "office").chmod(0)
+    try:
+        state = FolderIndex(folder, tmp_path / "state").refresh()
+    finally:
+        (folder / "office").chmod(0o755)
+    assert (state.files, state.left_out) == (1, ("office: permission denied",))
+
+
+def test_what_is_read_but_not_whole_is_noted(folder: Path, tmp_path: Path) -> None:
+    (folder / "old.txt").write_bytes("Die Größe der Straße.".encode("cp1252"))
+    state = FolderIndex(folder, tmp_path / "state").refresh()
+    assert (state.files, state.left_out, state.notes) == (4, (), ("old.txt: read as windows-1252",))
+
+
+@pytest.mark.parametrize(
+    ("text", "questions"),
+    [
+        ("灯塔的密码是果酱。", ["密码是什么？", "灯塔的密码", "请问灯塔在哪里"]),
+        ("灯台のパスワードはジャムです。", ["パスワードは何ですか", "灯台"]),
+        ("등대의 비밀번호는 잼입니다.", ["비밀번호가 뭐예요?"]),
+        ("รหัสผ่านของประภาคารคือแยม", ["รหัสผ่านคืออะไร"]),
+        ("我们采用itgc标准，见第42章。", ["itgc", "什么是ITGC标准?", "第42章"]),
+        ("猫", ["猫"]),
+    ],
+)
+def test_words_are_found_in_scripts_without_blanks(text: str, questions: list[str], tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    texts = (
+        text,
+        "港口的房子很小。",
+        "山の上に古い家があります。",
+        "바다가 푸릅니다.",
+        "แมวนอนบนเสื่อ",
+        "The heron nests in reeds.",
+    )
+    for number, each in enumerate(texts):
+        (tmp_path / f"documents/{number}.txt").write_text(each, encoding="utf-8")
+    index = FolderIndex(tmp_path / "documents", tmp_path / "state")
+    index.refresh()
+    for question in questions:
+        assert found(index, question)[:1] == ["0.txt, line 1"], question
+    assert found(index, "全然别的事") == []
+
+
+def test_names_in_scripts_without_blanks_are_found(tmp_path: Path) -> None:
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents/会议记录.md").write_text("# 春季预算\n12,000\n", encoding="utf-8")
+    index = FolderIndex(tmp_path / "documents", tmp_path / "state")
+    index.refresh()
+    assert [len(found(index, question)) for question in ("会议", "预算", "snake_case")] == [1, 1, 0]
+
+
+def test_an_index_of_before_is_made_anew(folder: Path, tmp_path: Path) -> None:
+    old = replace(passages._SCHEMA, migrations=passages._SCHEMA.migrations[:1], probes=())
+    index = FolderIndex(folder, tmp_path / "state")
+    with closing(Database(index._path, old)) as database:
+        for statement in (
+            "CREATE TABLE files(id INTEGER PRIMARY KEY)",
+            "CREATE TABLE passages(id INTEGER PRIMARY KEY, file INTEGER REFERENCES files ON DELETE CASCADE, text TEXT)",
+            "CREATE VIRTUAL TABLE words USING fts5(text, content='passages', content_rowid='id')",
+            "CREATE TRIGGER passage_added AFTER INSERT ON passages BEGIN "
+            "INSERT INTO words(rowid, text) VALUES(new.id, new.text); END",
+            "INSERT INTO files VALUES(1)",
+            "INSERT INTO passages VALUES(1, 1, 'old')",
+        ):
+            database.connection.execute(statement)
+    assert index.refresh() == FolderState(3, 3, 3, ())
 
 
 def test_a_folder_has_limits(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,6 +362,7 @@ def test_a_short_question_is_searched_for_with_the_one_before(folder: Path, tmp_
     assert passages_for(index, "And why so?", before, 0)[0].file == "rivers.md"
     assert passages_for(index, "And why so?", "", 0) == ()
     assert passages_for(index, "Where do you keep the tea in here?", before, 0)[0].file == "office/tea.txt"
+    assert passages_for(index, "我们把茶叶放在什么地方？", before, 0) == (), "it is no short one, without any blank"
 
 
 PASSAGES = (

@@ -219,8 +219,8 @@ def test_a_report_refuses_a_short_text_before_any_work(
 
 
 def test_a_report_refuses_a_text_that_can_not_be_read(engine: Engine, tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert "it is not UTF-8 text" in str(refused("tiny-F16.gguf", "--report", "--text", "latin.txt").why)
+    (tmp_path / "binary.txt").write_bytes(b"caf\0\xe9")
+    assert "it is binary, not text" in str(refused("tiny-F16.gguf", "--report", "--text", "binary.txt").why)
     assert "can't be read" in refused("tiny-F16.gguf", "--report", "--text", "nowhere.txt").what
 
 

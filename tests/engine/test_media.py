@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.hf_writer import WIDTH
 from support.tiny_projector import (
@@ -21,6 +22,7 @@ from support.tiny_projector import (
     audio_projector,
     flac,
     png,
+    png_of,
     projector,
     text_model,
     tone,
@@ -30,6 +32,7 @@ from support.tiny_projector import (
 from llmrun import _native
 from llmrun.engine.llama.base import MAX_SECONDS, RunLimit
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.media import as_shown
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
 from llmrun.engine.prompt.media import MAX_PIXELS
@@ -213,6 +216,40 @@ def test_the_model_perceives_which_file_it_is_and_where(opened: Open, kind: str)
     files = asked(first), asked(second), asked(first, second), asked(second, first), asked(first, at=4), asked()
     answers = [run(model, request)[0][0] for request in files]
     assert len({tuple(round(one, 3) for one in answer) for answer in answers}) == len(answers)
+
+
+def test_a_photo_is_seen_as_a_viewer_shows_it(opened: Open) -> None:
+    """Every orientation of a stored picture, beside the picture that is stored as that one is shown."""
+    model = opened("gemma3")
+    stored = np.random.default_rng(0).integers(0, 256, (3, 2, 3), np.uint8).repeat(16, 0).repeat(16, 1)
+    seen = set[str]()
+    for orientation in range(1, 9):
+        marked, upright = png_of(stored, orientation), png_of(as_shown(stored, orientation))
+        (one, other), _, events = run(model, asked(marked, text="What?"), asked(upright, text="What?"))
+        assert one == pytest.approx(other, abs=TOLERANCE), orientation
+        sizes = [(each.width, each.height) for each in accepted_by(events)]
+        assert sizes == [(32, 48) if orientation < 5 else (48, 32)] * 2
+        seen.add(str([round(each, 3) for each in one]))
+    assert len(seen) == 8, "the model tells them apart"
+
+
+@pytest.mark.parametrize(
+    ("orientation", "shown"),
+    [
+        (1, [[1, 2, 3], [4, 5, 6]]),
+        (2, [[3, 2, 1], [6, 5, 4]]),
+        (3, [[6, 5, 4], [3, 2, 1]]),
+        (4, [[4, 5, 6], [1, 2, 3]]),
+        (5, [[1, 4], [2, 5], [3, 6]]),
+        (6, [[4, 1], [5, 2], [6, 3]]),
+        (7, [[6, 3], [5, 2], [4, 1]]),
+        (8, [[3, 6], [2, 5], [1, 4]]),
+    ],
+)
+def test_pixels_are_turned_as_exif_says(orientation: int, shown: list[list[int]]) -> None:
+    """Row 0 and column 0 of the stored image are where Exif 2.32, 4.6.5 says that they are seen."""
+    stored = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)[..., np.newaxis]
+    assert as_shown(stored, orientation)[..., 0].tolist() == shown
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -166,10 +166,17 @@ def png(width: int, height: int, seed: int = 0) -> bytes:
     random = np.random.default_rng(seed)
     squares = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     rows, columns = np.arange(height) * 8 // height, np.arange(width) * 8 // width
-    pixels: Any = squares[rows][:, columns]
+    return png_of(squares[rows][:, columns])
+
+
+def png_of(pixels: Any, orientation: int = 1) -> bytes:
+    """A picture of these pixels, shape (rows, columns, 3), with its orientation in Exif."""
+    height, width, _ = pixels.shape
     lines = np.concatenate([np.zeros((height, 1), np.uint8), pixels.reshape(height, -1)], axis=1)
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
+    exif = b"MM\0*" + struct.pack(">IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
+    marked = ((b"eXIf", exif),) if orientation != 1 else ()
+    parts = ((b"IHDR", header), *marked, (b"IDAT", zlib.compress(lines.tobytes())), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_png_part, parts))
 
 

@@ -58,8 +58,9 @@ class CheckedFile(NamedTuple):
 
     modality: Modality
     data: bytes
-    width: int = 0  # pixels of an image
+    width: int = 0  # pixels of an image, as it is shown
     height: int = 0
+    orientation: int = 1  # of its pixels in the file, as Exif numbers it
 
 
 def check_seconds(seconds: float, name: str) -> None:

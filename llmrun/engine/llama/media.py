@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CheckedFile, DecodeError, check_seconds
@@ -24,6 +24,10 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.media import PLURALS, Modality, conversion
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 _TEXT, _AUDIO = 0, 2  # mtmd_input_chunk_type
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR
@@ -66,6 +70,17 @@ class MediaChunk:
         """Free the vectors."""
         self._vectors = None
         self._free()
+
+
+def as_shown(pixels: NDArray[numpy.uint8], orientation: int) -> NDArray[numpy.uint8]:
+    """Return the pixels of an image, shape (rows, columns, colors), turned and mirrored as Exif numbers it."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return pixels
 
 
 class EncodedFile(NamedTuple):
@@ -160,9 +175,24 @@ class Projector:
         try:
             if file.modality == "audio":
                 check_seconds(mtmd.mtmd_bitmap_get_nx(bitmap) / mtmd.mtmd_get_audio_sample_rate(self._pointer), name)
+            elif file.orientation != 1:
+                turned = self._turned(bitmap, file.orientation)
+                mtmd.mtmd_bitmap_free(bitmap)
+                bitmap = turned
             yield bitmap
         finally:
             mtmd.mtmd_bitmap_free(bitmap)
+
+    def _turned(self, bitmap: int, orientation: int) -> int:
+        """Return a new bitmap of an image as it is shown; libmtmd decodes it as it is stored."""
+        import numpy as np  # few images are turned
+
+        mtmd = self._mtmd
+        width, height = mtmd.mtmd_bitmap_get_nx(bitmap), mtmd.mtmd_bitmap_get_ny(bitmap)
+        stored = np.ctypeslib.as_array(mtmd.mtmd_bitmap_get_data(bitmap), (height, width, 3))
+        shown = np.ascontiguousarray(as_shown(stored, orientation))
+        pixels = shown.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        return int(mtmd.mtmd_bitmap_init(shown.shape[1], shown.shape[0], pixels))
 
     @contextmanager
     def _chunks_of(self, bitmap: int, name: str) -> Iterator[int]:
@@ -193,7 +223,9 @@ class Projector:
         if not causal and n_tokens > self._max_tokens:
             reason = f"its {n_tokens:,} tokens must fit into one batch of at most {self._max_tokens:,}"
             raise UsageError(f"the {file.modality} is too large for this model", why=reason)
-        digest = hashlib.shake_256(self._key + index.to_bytes(4, "big") + file.data).digest(4 * n_tokens)
+        digest = hashlib.shake_256(self._key + struct.pack(">IB", index, file.orientation) + file.data).digest(
+            4 * n_tokens
+        )
         ids = tuple(-1 - (number >> 1) for number in struct.unpack(f">{n_tokens}I", digest))
         n_positions = mtmd.mtmd_input_chunk_get_n_pos(chunk)
         return MediaChunk(self, mtmd.mtmd_input_chunk_copy(chunk), ids, n_positions, causal=causal)

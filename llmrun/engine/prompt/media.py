@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmrun.engine.llama.base import MAX_SECONDS, CheckedFile, check_seconds
+from llmrun.engine.prompt.orientation import orientation_of
 from llmrun.errors import UsageError
 from llmrun.protocol.media import FORMATS, Media, Modality, conversion, modality_of, must_be_converted, other_audio
 from llmrun.protocol.messages import Message
@@ -23,6 +24,7 @@ _OMITTED_AUDIO = "[audio omitted: this model can't hear]"
 _NO_WEBP = "[image omitted: it is WebP, and Pillow is not installed]"
 _RIFF = "UklGR"  # base64 of RIFF
 MAX_PIXELS = 64 << 20  # Of one image: it takes three bytes each while decoded, and some copies
+_TURNED = 5  # the first orientation whose sides are exchanged
 _SIZED_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # JPEG segments with the size
 _WITHOUT_LENGTH = frozenset((0x01, *range(0xD0, 0xD8)))
 # Of WAV files, by their format tag: integers, floats, A-law, µ-law, and one whose tag stands in its extension.
@@ -93,13 +95,16 @@ def checked_file(media: Media) -> CheckedFile:
         if modality == "audio":
             _check_length(data, name)
             return CheckedFile(modality, data)
+        orientation = orientation_of(data)
         if data.startswith(b"RIFF"):
             data = _as_png(data, name)
         width, height = _size_of(data)
     except (struct.error, IndexError):
         raise UsageError(f"{name} can't be read as {modality}", why="its beginning is damaged") from None
     _check_size(width, height, name)
-    return CheckedFile(modality, data, width, height)
+    if orientation >= _TURNED:
+        width, height = height, width
+    return CheckedFile(modality, data, width, height, orientation)
 
 
 # ---- images ----------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from llmrun.chat.attachments import MAX_FILE_BYTES
-from llmrun.chat.documents import is_document, read_document
+from llmrun.chat.attachments import text_of
 from llmrun.chat.passages import FolderIndex
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import as_dict
@@ -203,12 +202,11 @@ class PageRoutes:
         return JSONResponse(await self._chats.run(ask))
 
     async def _document(self, request: Request) -> Response:
-        """Return the text of a PDF or a Word document: {"name", "data" in base64}."""
+        """Return the text of a document, or of a text in any encoding: {"name", "data" in base64}."""
         name, data = read_upload(await read_fields(request))
-        if not is_document(data):
-            raise UsageError(f"{name} can't be attached", why="it is neither a PDF nor a Word document")
-        document = await asyncio.to_thread(read_document, data, name, MAX_FILE_BYTES)
-        return JSONResponse(document._asdict())
+        read = await asyncio.to_thread(text_of, data, name)
+        said = filter(None, (read.note, "without markup" if read.kind == "html" else ""))
+        return JSONResponse({"text": read.text, "note": ", ".join(said)})
 
     async def _go(self, request: Request) -> Response:
         """Go to the newest branch with an entry, or to a branch: {"chat", "entry" or "branch"}."""

@@ -1,14 +1,19 @@
-"""Images, audio and documents in a client's JSON body. Pure; nothing is fetched, only the engine decodes media.
+"""Images, audio and documents in a client's JSON body. Nothing is fetched; only the engine decodes media.
 
-Documents that are not text become a line that names what was left out.
+PDFs, Word documents and web pages are read by a process each, which takes seconds: a body that has_documents() is read
+outside the event loop. A document without text becomes a line that names it, so that a conversation with it can go on.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
+import threading
+from collections import OrderedDict
 from typing import NoReturn
 
+from llmrun.chat.attachments import FileText, text_of
 from llmrun.errors import UsageError
 from llmrun.protocol.media import FORMATS, Media, Modality, beginning_of, modality_of, must_be_converted, other_audio
 from llmrun.server.protocols.fields import Fields
@@ -83,12 +88,13 @@ def _with_article(modality: Modality) -> str:
 
 
 def refuse_media(name: str) -> NoReturn:
-    why = "only text, images, audio and documents of text are"
+    why = "only text, images, audio and documents are"
     raise UsageError(f"{name} can't be read", why=why, hint="leave it out")
 
 
 _DOCUMENT_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200};base64,")
-_TEXT_TYPES = ("text/", "application/json", "application/xml", "application/x-yaml", "application/javascript")
+_MOST_TEXTS = 32  # that are remembered
+_AT_ONCE = 2  # documents that are read
 
 
 def anthropic_document(block: Fields) -> str:
@@ -123,19 +129,51 @@ def openai_file(part: Fields) -> str:
     return _decoded(inner, "file_data", text, kind, inner.text("filename") or "")
 
 
+def has_documents(body: bytes) -> bool:
+    """Return whether a request may hold documents."""
+    return b'"file_data"' in body or b'"document"' in body
+
+
 def _decoded(fields: Fields, key: str, data: str, kind: str, title: str) -> str:
-    """Return base64 data as text if they are text; without a type, if they are UTF-8."""
+    """Return the text of a file in base64; of one that has none, a line that says so."""
     try:
         raw = base64.b64decode(data, validate=True)
     except ValueError:  # also for other than ASCII
         raise UsageError(f"invalid {fields.name(key)}", why="must be base64") from None
-    if not kind or kind.startswith(_TEXT_TYPES):
-        try:
-            return _titled(title, raw.decode("utf-8-sig"))
-        except UnicodeDecodeError:
-            kind = kind or "data"
-    kind = "PDF" if raw.startswith(b"%PDF") else kind
-    return f"[document omitted: {title + ' is ' if title else ''}{kind}, and only text is read]"
+    try:
+        read = _DOCUMENTS.text_of(raw, title or kind or "a file")
+    except UsageError as error:
+        what = title or kind or "a file"
+        return f"[document omitted: {what}: {error.why}]"
+    said = f"{title} ({read.note})" if title and read.note else title or read.note
+    return _titled(said, read.text)
+
+
+class _Documents:
+    """The texts of the last documents: a client sends its documents again with every question."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, FileText] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reading = threading.BoundedSemaphore(_AT_ONCE)
+
+    def text_of(self, data: bytes, name: str) -> FileText:
+        """Return the text of a file. Raises UsageError as chat.attachments.text_of()."""
+        key = hashlib.sha256(data + name.encode("utf-8", "surrogatepass")).hexdigest()
+        with self._lock:
+            if key in self._texts:
+                self._texts.move_to_end(key)
+                return self._texts[key]
+        with self._reading:
+            read = text_of(data, name)
+        with self._lock:
+            self._texts[key] = read
+            if len(self._texts) > _MOST_TEXTS:
+                self._texts.popitem(last=False)
+        return read
+
+
+_DOCUMENTS = _Documents()
 
 
 def _titled(title: str, text: str) -> str:

@@ -75,7 +75,7 @@ def test_images_stand_where_they_were_put_in_any_text() -> None:
 
 def test_pillow_converts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, _Opened(3, 2))
-    assert checked_file(WEBP) == ("image", base64.b64decode(PNG.data), 3, 2)
+    assert checked_file(WEBP) == ("image", base64.b64decode(PNG.data), 3, 2, 1)
 
 
 @pytest.mark.parametrize(("opened", "words"), [(_Opened(99_999, 99_999), "too large"), (None, "cannot identify")])

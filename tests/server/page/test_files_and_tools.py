@@ -48,7 +48,13 @@ def test_a_pdf_becomes_text(serve: Serve) -> None:
     refused = post(b"%PDF-1.7 and nothing else")
     assert refused.status == 400
     assert "'a.pdf' can't be attached: it is damaged" in refused.json["error"]["message"]
-    assert "neither a PDF nor" in post(b"text").json["error"]["message"]
+    assert post("Größe der Straße".encode("cp1252")).json == {
+        "text": "Größe der Straße",
+        "note": "read as windows-1252",
+    }
+    page = b"<html><nav>Home</nav><script>no()</script><p>A lamp.</html>"
+    assert post(page).json == {"text": "A lamp.", "note": "without markup"}
+    assert "it is binary, not text" in post(b"a\0b").json["error"]["message"]
 
 
 def test_passages_of_documents_go_along_with_a_question(serve: Serve, tmp_path: Path) -> None:

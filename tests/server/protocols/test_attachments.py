@@ -7,11 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fpdf import FPDF
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
-from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses
+from llmrun.server.protocols import anthropic, attachments, ollama, openai_chat, openai_responses
 
+pytestmark = pytest.mark.usefixtures("package_on_path")
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\nand more").decode()
 URL = f"data:image/png;base64,{PNG}"
 TEXT = base64.b64encode(b"this is no picture").decode()
@@ -179,8 +181,23 @@ def test_a_result_of_a_tool_may_have_images() -> None:
     assert (made.role, made.content, [image.at for image in made.media]) == ("tool", "a.png", [len("a.png")])
 
 
-TEXT, PDF = (base64.b64encode(data).decode() for data in ("Größe".encode(), b"%PDF-1.7 \xff"))
-OMITTED = "[document omitted: a.pdf is PDF, and only text is read]"
+def pdf(text: str) -> str:
+    """Return a PDF in base64."""
+    made = FPDF()
+    made.add_page()
+    made.set_font("helvetica", size=12)
+    made.cell(text=text)
+    return base64.b64encode(bytes(made.output())).decode()
+
+
+TEXT, LATIN, PDF, SCAN = (
+    *(base64.b64encode("Größe".encode(encoding)).decode() for encoding in ("utf-8", "cp1252")),
+    pdf("A harvest."),
+    base64.b64encode(b"%PDF-1.7 \xff").decode(),
+)
+READ = "a.pdf\n\n[page 1]\nA harvest."
+DAMAGED = "[document omitted: a.pdf: it is damaged: "
+PAGE = base64.b64encode(b"<html><nav>Home</nav><p>A lamp.</html>").decode()
 
 
 def claude(source: dict[str, Any], **more: Any) -> str:
@@ -203,9 +220,12 @@ def test_text_documents_of_anthropic(source: dict[str, Any], text: str) -> None:
     assert claude(source, title="notes") == f"Read\nnotes\n\n{text}"
 
 
-def test_a_pdf_is_named() -> None:
+def test_a_pdf_is_read_and_a_damaged_one_named() -> None:
     source = {"type": "base64", "media_type": "application/pdf", "data": PDF}
-    assert claude(source, title="a.pdf") == f"Read\n{OMITTED}"
+    assert claude(source, title="a.pdf") == f"Read\n{READ}"
+    assert claude(source) == "Read\n[page 1]\nA harvest."
+    assert claude({**source, "data": SCAN}, title="a.pdf").startswith(f"Read\n{DAMAGED}")
+    assert claude({**source, "media_type": "text/html", "data": PAGE}) == "Read\nA lamp."
     with pytest.raises(UsageError, match="'url' can't be read"):
         claude({"type": "url", "url": "https://example.org/a.pdf"})
     for data in ("#", "ÄÖÜß"):
@@ -231,8 +251,10 @@ def test_an_image_stands_behind_a_document() -> None:
         ({"filename": "a.txt", "file_data": f"data:text/plain;base64,{TEXT}"}, "a.txt\n\nGröße"),
         ({"filename": "a.txt", "file_data": f"data:text/plain;charset=utf-8;base64,{TEXT}"}, "a.txt\n\nGröße"),
         ({"file_data": TEXT}, "Größe"),
-        ({"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}, OMITTED),
-        ({"filename": "a.pdf", "file_data": PDF}, OMITTED),
+        ({"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{PDF}"}, READ),
+        ({"filename": "a.pdf", "file_data": PDF}, READ),
+        ({"filename": "a.txt", "file_data": LATIN}, "a.txt (read as windows-1252)\n\nGröße"),
+        ({"filename": "a.png", "file_data": PNG}, "[document omitted: a.png: it is an image, not text]"),
     ],
 )
 def test_files_of_openai(file: dict[str, Any], text: str) -> None:
@@ -240,6 +262,13 @@ def test_files_of_openai(file: dict[str, Any], text: str) -> None:
     assert openai_chat.read({"messages": [{"role": "user", "content": parts}]}).request.messages[0].content == text
     items = [{"role": "user", "content": [{"type": "input_file", **file}]}]
     assert openai_responses.read({"input": items}).request.messages[0].content == text
+
+
+def test_a_document_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": pdf("Sent again with every question.")}
+    first = claude(source)
+    monkeypatch.setattr(attachments, "text_of", None)
+    assert claude(source) == first
 
 
 def test_a_file_elsewhere_is_refused() -> None:

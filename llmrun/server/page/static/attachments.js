@@ -8,7 +8,7 @@ const AUDIO = /\.(wav|mp3|flac)$/i;
 const OTHER_AUDIO = /\.(ogg|oga|opus|m4a|aac|wma|aiff?|amr|weba)$/i;
 const MOST_TEXT = 4 << 20; // bytes of a text, as in the terminal
 const MOST_MEDIA = 11 << 20; // bytes of all images and audio, or of a document: in base64 they have to fit into one request
-const DOCUMENT = /\.(pdf|docx)$/i; // the server finds their text
+const DOCUMENT = /\.(pdf|docx|docm|x?html?|mhtml?)$/i; // the server finds their text
 const PLURALS = { image: "images", audio: "audio" };
 
 export class Attachments {
@@ -81,15 +81,15 @@ async function read(file, others) {
   if (file.type.startsWith("audio/") || OTHER_AUDIO.test(file.name)) {
     throw refuse(`only WAV, MP3 and FLAC audio can; "ffmpeg -i FILE -ac 1 -ar 16000 FILE.flac" converts it`);
   }
-  if (DOCUMENT.test(file.name)) {
+  const asked = async () => {
     if (file.size > MOST_MEDIA) throw refuse(`it is larger than ${number(MOST_MEDIA)} bytes`);
     const { text, note } = await post("/ui/documents", { name: file.name, data: await base64(file) });
     return { text, note };
-  }
+  };
+  if (DOCUMENT.test(file.name)) return asked();
   if (file.size > MOST_TEXT) throw refuse(`it is larger than ${number(MOST_TEXT)} bytes`);
   const text = await file.text().catch(() => "\0");
-  if (/[\0\ufffd]/.test(text)) throw refuse("it is not text in UTF-8");
-  return { text };
+  return /[\0\ufffd]/.test(text) ? asked() : { text }; // in another encoding, which the server guesses
 }
 
 /** Return the bytes of a file in base64. */

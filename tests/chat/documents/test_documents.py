@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pypdf import PdfReader, PdfWriter
 
 from llmrun.chat import documents
 from llmrun.chat.attachments import attach
-from llmrun.chat.documents import is_document, read_document
+from llmrun.chat.documents import DocumentError, Kind, kind_of, read_document, readers
 from llmrun.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -33,9 +34,13 @@ def pdf(*pages: str) -> bytes:
     return bytes(made.output())
 
 
-def why(data: bytes, most: int = MOST) -> str:
+def text_of(data: bytes, kind: Kind = "pdf") -> str:
+    return read_document(data, "a.pdf", MOST, kind).text
+
+
+def why(data: bytes, most: int = MOST, kind: Kind = "pdf") -> str:
     with pytest.raises(UsageError) as refused:
-        read_document(data, "a.pdf", most)
+        read_document(data, "a.pdf", most, kind)
     assert refused.value.what == "'a.pdf' can't be attached"
     return f"{refused.value.why} ({refused.value.hint})"
 
@@ -66,8 +71,8 @@ def test_a_word_document(tmp_path: Path) -> None:
     table.cell(0, 0).text, table.cell(0, 1).text = "height", "20 m"
     made.add_paragraph("The end.")
     made.save(file)
-    assert is_document(file.getvalue())
-    assert read_document(file.getvalue(), "a.docx", MOST).text == "Trees\nAn oak.\nheight\t20 m\nThe end."
+    assert kind_of(file.getvalue()) == "word"
+    assert text_of(file.getvalue(), "word") == "Trees\nAn oak.\nheight\t20 m\nThe end."
 
 
 def encrypted(password: str) -> bytes:
@@ -80,25 +85,67 @@ def encrypted(password: str) -> bytes:
 def test_documents_without_a_text_say_why() -> None:
     assert "its pages are pictures (ocrmypdf" in why(pdf("", ""))
     assert "it is encrypted (qpdf" in why(encrypted("user"))
-    assert read_document(encrypted(""), "a.pdf", MOST).text == "[page 1]\nsecret"
+    assert text_of(encrypted("")) == "[page 1]\nsecret"
     assert "it is damaged" in why(pdf("text")[:400])
-    assert "it is damaged" in why(b"PK\x03\x04 word/")
+    assert "it is damaged" in why(b"PK\x03\x04 word/", kind="word")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no limit of processor time")
 def test_a_document_that_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     code = """if True:
-        from llmrun.chat import documents
-        documents._MAX_SECONDS = 1
-        def endless(data):
+        from llmrun.chat.documents import reader
+        reader.MAX_SECONDS = 1
+        def endless(kind, data):
             while True: pass
-        documents._pdf = endless
-        documents.main()"""
+        reader.read_as = endless
+        reader.main("pdf")"""
     monkeypatch.setattr(documents, "_COMMAND", (sys.executable, "-c", code))
     assert "takes more than 60 seconds" in why(pdf("text"))
 
 
 def test_a_process_that_dies_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_MAX_MEMORY", 1)
-    monkeypatch.setattr(documents, "_COMMAND", (documents.sys.executable, "-c", "import os; os.abort()"))
+    monkeypatch.setattr(documents, "_COMMAND", (sys.executable, "-c", "import os; os.abort()"))
     assert "needs too much memory, or the file is damaged" in why(pdf("text"))
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name", "kind"),
+    [
+        ("%PDF-1.7", "", "pdf"),
+        ("<!DOCTYPE html><p>", "", "html"),
+        ("\ufeff\n<!-- saved -->\n<HTML lang=en>", "", "html"),
+        ("<?xml version='1.0'?>\n<html xmlns='x'>", "a.xhtml", "html"),
+        ("<p>a fragment", "a.HTM", "html"),
+        ("<p>a fragment", "a.txt", None),
+        ("{% extends 'base' %}<p>", "a.html", None),
+        ("<header>", "a.vue", None),
+        ("Subject: a\nMIME-Version: 1.0\nContent-Type: multipart/related; boundary=x\n", "", "mhtml"),
+        ("MIME-Version: 1.0\nContent-Type: text/plain\n", "", None),
+        ("PK\x03\x04 xl/", "a.xlsx", None),
+    ],
+)
+def test_documents_are_known_by_their_content(beginning: str, name: str, kind: str | None) -> None:
+    assert kind_of(beginning.encode(), name) == kind
+
+
+def test_a_page_that_nests_deeply() -> None:
+    assert text_of(b"<!doctype html>" + b"<div>" * 900 + b"deep", "html") == "deep"
+
+
+def test_a_missing_package_is_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pypdf.py").write_text("raise ModuleNotFoundError(name='pypdf')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(DocumentError, match="PDFs need the pypdf package, which is not installed") as refused:
+        text_of(pdf("text"))
+    assert (refused.value.hint, refused.value.is_lasting) == ("pip install pypdf", False)
+    monkeypatch.undo()
+    with pytest.raises(DocumentError) as refused:
+        text_of(pdf(""))
+    assert refused.value.is_lasting
+
+
+def test_the_readers_versions_change_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = readers()
+    monkeypatch.setattr(documents, "_PACKAGES", ("pypdf", "no-such-package"))
+    assert "pypdf" in before
+    assert "no no-such-package" in readers()
