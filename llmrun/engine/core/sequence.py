@@ -67,7 +67,7 @@ class Sequence:
     # drafts tokens, to verify several in a step; None decodes one token a step
     drafting: Drafting | StepProbe | None = None
     shown_controls: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
-    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
+    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text; see split_by()
     thinking: ThinkingBudget | None = None  # limits the reasoning
     guard: RepeatGuard | None = None  # ends an answer that repeats itself
     closing: str = ""  # closes the reasoning, if that repeats itself; "" without reasoning
@@ -107,6 +107,10 @@ class Sequence:
         self.n_prompt = len(self.tokens)
         self.text = TextStream(self.limits.stop, self.limits.ban)
         self.logprobs = LogprobStream() if self.sampler.n_logprobs is not None else None
+
+    def split_by(self, splitter: AnswerSplitter) -> None:
+        """Split the answer into its parts; stops count only outside of the reasoning."""
+        self.splitter, self.text.mask = splitter, splitter.mask
 
     def admit(self, slot: int, n_cached: int, now: float) -> None:
         """Assign a slot, which holds the first n_cached tokens."""
@@ -280,7 +284,9 @@ class Sequence:
             is_cut_off: the model did not end the answer itself.
         """
         splitter = self.splitter
-        parts = (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)) if splitter is not None else None
+        if splitter is None:
+            return [self._delta(text, None)] if text else []
+        parts = *splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off, stop=self.limits.stop)
         return [self._delta(text, parts)] if text or parts else []
 
     def _delta(self, text: str, parts: tuple[AnswerPart, ...] | None) -> TextDelta:
