@@ -320,7 +320,9 @@ MaxTokensOption = Annotated[
 ]
 StopOption = Annotated[
     list[str] | None,
-    typer.Option("--stop", help="End the answer at this text; may be repeated.", rich_help_panel="Answer"),
+    typer.Option(
+        "--stop", help="End the answer at this text, not its reasoning; may be repeated.", rich_help_panel="Answer"
+    ),
 ]
 BanOption = Annotated[
     list[str] | None,

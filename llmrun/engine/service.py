@@ -261,8 +261,8 @@ class Preparer:
             reasoning = reasoning._replace(is_implied=False)  # the grammar, or the answer, begins at once
         if reasoning is not None or syntax is not None:
             taken = (call.id for message in request.messages for call in message.tool_calls)
-            sequence.splitter = AnswerSplitter(
-                reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken
+            sequence.split_by(
+                AnswerSplitter(reasoning or (), inside=inside, syntax=syntax, tools=request.tools, taken=taken)
             )
         if reasoning is not None:
             budget = self._thinking_tokens(request)

@@ -70,13 +70,18 @@ class AnswerSplitter:
         """Return the parts that are certain with this piece; tags and call syntax are left out."""
         return self._new(self._with_calls(self._reasoning.feed(text)))
 
-    def flush(self, *, is_cut_off: bool = False) -> tuple[AnswerPart, ...]:
+    def mask(self, text: str, *, final: bool = False) -> tuple[str, int]:
+        """Mask the reasoning, its tags and headers in text that feed() gets later; as ReasoningSplitter.mask()."""
+        return self._reasoning.mask(text, final=final)
+
+    def flush(self, *, is_cut_off: bool = False, stop: Sequence[str] = ()) -> tuple[AnswerPart, ...]:
         """Return the remaining parts at the end of the answer.
 
         Args:
             is_cut_off: the model did not end the answer, so that it may end in the middle of a call.
+            stop: texts that end an answer which was taken for reasoning.
         """
-        rest = self._with_calls(self._reasoning.flush(is_cut_off=is_cut_off))
+        rest = self._with_calls(self._reasoning.flush(is_cut_off=is_cut_off, stop=stop))
         return self._new(rest if self._calls is None else (*rest, *self._calls.flush(is_cut_off=is_cut_off)))
 
     def _new(self, parts: tuple[AnswerPart, ...]) -> tuple[AnswerPart, ...]:

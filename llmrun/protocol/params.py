@@ -303,7 +303,7 @@ class Limits:
     """Limits of an answer, besides the model's end token."""
 
     max_tokens: int | None = None  # None is up to the end of the context window
-    stop: tuple[str, ...] = ()  # texts that end the answer, and are not part of it
+    stop: tuple[str, ...] = ()  # texts that end the answer, and are not part of it; they do not count in the reasoning
     # In any case; before a phrase is completed, the model goes back to its first token and takes another one.
     ban: tuple[str, ...] = ()
     ignores_end: bool = False  # never sample the model's end token

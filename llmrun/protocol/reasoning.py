@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 from llmrun.protocol.messages import AnswerPart, PartKind
@@ -52,6 +53,7 @@ _CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
 _MOST_HEADER_CHARACTERS = 400
 MESSAGE_BEGINS = AnswerPart("text", "")
 """Stands between two messages of one answer."""
+_MASK = "\udc00"  # a lone surrogate, which no decoded text has
 
 
 class Stage(enum.Enum):
@@ -105,21 +107,50 @@ class ReasoningSplitter:
             pass
         return parts
 
-    def flush(self, *, is_cut_off: bool = False) -> list[AnswerPart]:
+    def mask(self, text: str, *, final: bool = False) -> tuple[str, int]:
+        """Return the next text with everything but the answer masked, and the number of its certain characters.
+
+        The rest may still become a tag. Nothing is taken: feed() gets the text later.
+
+        Args:
+            final: the answer ends with it, so that all of it is certain.
+        """
+        if self._stage is Stage.ANSWER and not self._stops:
+            return text, len(text)
+        ahead, masked, certain = copy(self), "", 0
+        ahead._implied = None if self._implied is None else []
+
+        def add(parts: list[AnswerPart], end: int) -> None:
+            nonlocal masked, certain
+            end = max(end, certain)  # a tag may have begun before this text
+            start = max(end - sum(len(part.text) for part in parts if part.kind == "text"), certain)
+            masked += _MASK * (start - certain) + text[start:end]
+            certain = end
+
+        for index, character in enumerate(text, 1):
+            parts = ahead.feed(character)
+            add(parts, index - len(ahead._buffer))
+        if final:
+            add(ahead.flush(is_cut_off=True), len(text))
+        return masked, certain
+
+    def flush(self, *, is_cut_off: bool = False, stop: Sequence[str] = ()) -> list[AnswerPart]:
         """Return the remaining parts at the end of the answer.
 
         Args:
             is_cut_off: the model did not end the answer, so that reasoning without a closing tag may be reasoning.
+            stop: texts that end an answer which was taken for reasoning.
         """
-        rest, self._buffer = self._buffer, ""
+        rest = self._buffer.lstrip() if self._stage is Stage.AFTER else self._buffer
+        self._buffer = ""
         is_end = (
             rest.rstrip().endswith(">") and self._syntax.has_messages and self._syntax.closing.startswith(rest.strip())
         )
-        is_shown = rest and not is_end and (rest.strip() or self._stage is not Stage.AFTER)
-        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if is_shown else []
+        parts = [AnswerPart("reasoning" if self.inside else "text", rest)] if rest and not is_end else []
         if self._implied is not None and self.inside and not is_cut_off:
             # Nothing was reasoning, though it was taken for that: else the answer would be lost.
-            parts.append(AnswerPart("text", "".join((*self._implied, rest))))
+            answer = "".join((*self._implied, rest))
+            parts.append(AnswerPart("text", answer[: min(_places(answer, stop), default=len(answer))]))
         return parts
 
     def _inside(self, parts: list[AnswerPart]) -> bool:
@@ -215,6 +246,10 @@ class ReasoningSplitter:
         if receiver is not None and receiver[1].startswith("functions."):
             self._buffer = f"{_CHANNEL}commentary to={receiver[1]} <|constrain|>json{_MESSAGE}{rest}"
         return True
+
+
+def _places(text: str, phrases: Sequence[str]) -> list[int]:
+    return [place for phrase in phrases if (place := text.find(phrase)) >= 0]
 
 
 def overlap(text: str, tag: str) -> int:

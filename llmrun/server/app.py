@@ -41,6 +41,7 @@ from llmrun.server.protocols import anthropic, llama_server, ollama, openai, ope
 from llmrun.server.protocols.stored_responses import kept_items, kept_messages
 from llmrun.server.stored_routes import StoredRoutes
 
+_HEALTH_SECONDS = 0.5  # that a health check waits for the load: some clients ask again at once, and probes wait 1
 COMPLETION_APIS: dict[str, CompletionApi] = {
     "/v1/chat/completions": CompletionApi(
         openai_chat.read, openai_chat.writer, openai.error_body, "chatcmpl-", kept=kept_messages
@@ -175,6 +176,7 @@ class HttpApp:
     async def _health(self, request: Request) -> Response:
         if self._traffic.is_draining:
             return JSONResponse({"status": "shutting down"}, 503)
+        await self._pool.wait_until_warm(_HEALTH_SECONDS)
         if why := self._pool.unready():  # as llama-server
             return JSONResponse({"error": {"code": 503, "message": why, "type": "unavailable_error"}}, 503)
         return JSONResponse({"status": "ok"})

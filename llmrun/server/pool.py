@@ -296,6 +296,7 @@ class Pool:
         self._start_engine, self._on_loaded, self._idle_seconds = start, on_loaded, idle_seconds
         self._n_to_warm, self._has_loaded = len(self.names), False  # models of the command line; whether any loaded
         self._failure: LlmrunError | None = None  # of the last one that could not be loaded
+        self._warmed = asyncio.Event()  # all of these were tried
         self._models: dict[ModelIdentity, PooledModel] = {}
         self._identities: dict[str, ModelIdentity] = {}  # by the name in requests
         self._loading = asyncio.Lock()
@@ -543,6 +544,14 @@ class Pool:
             raise
         finally:
             self._n_to_warm -= 1
+            if not self._n_to_warm:
+                self._warmed.set()
+
+    async def wait_until_warm(self, seconds: float) -> None:
+        """Wait for the models of the command line, no longer than this."""
+        if self._n_to_warm > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._warmed.wait(), seconds)
 
     def unready(self) -> str:
         """Return why no request can be answered yet, "" if one can: LOADING until the models of the command line are

@@ -196,6 +196,15 @@ def test_a_call_that_must_come_is_not_thought_about_without_end() -> None:
     assert free.thinking is None
 
 
+@pytest.mark.parametrize("template", [OPENS, KNOWS, PLAIN])
+def test_a_stop_string_in_the_reasoning_does_not_end_the_answer(template: str) -> None:
+    thought = "" if template is OPENS else "<think>"
+    model = scripted({"Hi<think>" if template is OPENS else "Hi": f"{thought}a.\n\nEND.</think>\n\nb END c"})
+    text, started = answer(model, template, limits=Limits(60, ("\n\n", "END")))
+    received = split(started, text)
+    assert (received.reasoning, received.text) == ("a.\n\nEND.", "b ")
+
+
 @pytest.fixture
 def tags_are_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fake_context.CONTROL, BEGIN, "<think>")

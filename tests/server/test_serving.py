@@ -25,7 +25,7 @@ from llmrun.model import Model
 from llmrun.protocol.messages import Command
 from llmrun.runner.launch import EngineHandle
 from llmrun.runner.requests import Put
-from llmrun.server import exchange
+from llmrun.server import app, exchange
 from llmrun.server.connection import EngineConnection
 from llmrun.server.guard import Policy
 from llmrun.server.listener import ChunkWriter
@@ -209,6 +209,25 @@ def test_health_is_loading_until_the_models_named_at_the_start_are_loaded(tmp_pa
             assert eventually(lambda: server.get("/health").json != loading, SECONDS)
             health = server.get("/health")
             assert (health.status, health.json["error"]["message"]) == (503, "No model could be loaded: bad-model")
+
+
+def test_a_health_check_waits_for_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some clients ask again at once."""
+    monkeypatch.setattr(app, "_HEALTH_SECONDS", SECONDS)
+    server, may_start = LiveServer(tmp_path, ("normal",)), threading.Event()
+    start = server._start
+
+    def late(model: Model) -> EngineHandle:
+        assert may_start.wait(SECONDS)
+        return start(model)
+
+    server._start = late  # type: ignore[method-assign]
+    with server, ThreadPoolExecutor() as clients:
+        health = clients.submit(server.get, "/health")
+        for _ in range(5):
+            assert server.get("/v1/models").status == 200
+        may_start.set()
+        assert health.result().json == {"status": "ok"}
 
 
 def test_health_of_a_server_without_models_is_ok_at_once(serve: Serve) -> None:

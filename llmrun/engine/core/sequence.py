@@ -67,7 +67,7 @@ class Sequence:
     # drafts tokens, to verify several in a step; None decodes one token a step
     drafting: Drafting | StepProbe | None = None
     shown_controls: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
-    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text
+    splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text; see split_by()
     thinking: ThinkingBudget | None = None  # limits the reasoning
     guard: RepeatGuard | None = None  # ends an answer that repeats itself
     token_ids: bool = False  # the ids of the answer's tokens are sent
@@ -109,6 +109,10 @@ class Sequence:
         self.n_prompt = len(self.tokens)
         self.text = TextStream(self.limits.stop, self.limits.ban)
         self.logprobs = LogprobStream() if self.sampler.n_logprobs is not None else None
+
+    def split_by(self, splitter: AnswerSplitter) -> None:
+        """Split the answer into its parts; stops count only outside of the reasoning."""
+        self.splitter, self.text.mask = splitter, splitter.mask
 
     def admit(self, slot: int, n_cached: int, now: float) -> None:
         """Assign a slot, which holds the first n_cached tokens."""
@@ -283,7 +287,9 @@ class Sequence:
             is_cut_off: the model did not end the answer itself.
         """
         splitter = self.splitter
-        parts = (*splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off)) if splitter is not None else None
+        parts = None
+        if splitter is not None:
+            parts = *splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off, stop=self.limits.stop)
         ids = self._new_ids(len(self.tokens))
         return [self._delta(text, parts, ids)] if text or parts or ids else []
 

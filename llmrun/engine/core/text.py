@@ -5,8 +5,15 @@ from __future__ import annotations
 from bisect import bisect
 from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from llmrun.protocol.messages import TokenLogprob
+
+
+class Mask(Protocol):
+    """Masks everything but the answer in the text after the released one; see AnswerSplitter.mask()."""
+
+    def __call__(self, text: str, *, final: bool = False) -> tuple[str, int]: ...
 
 
 class TextStream:
@@ -16,14 +23,19 @@ class TextStream:
     bytes become U+FFFD.
 
     Args:
-        stop: texts that end the answer.
+        stop: texts that end the answer. They count only in text that `mask` leaves as it is.
         ban: texts that must not occur, ignoring case; after one, step_back() undoes its tokens.
+
+    Attributes:
+        mask: hides the reasoning; None if all text is the answer.
     """
 
     def __init__(self, stop: Sequence[str] = (), ban: Sequence[str] = ()) -> None:
+        self.mask: Mask | None = None
         self._undecoded = b""  # the beginning of a character
         self._is_plain = not stop and not ban
         self._pending = ""  # decoded, but held back
+        self._n_uncertain = 0  # of its characters, the last ones that may become a tag; no stop is searched there yet
         self._stop = _Search(stop)
         # Searches more than _pending: after a step back, a phrase may begin in text that was shown already.
         self._ban = _Search(map(_folded, ban))
@@ -55,7 +67,7 @@ class TextStream:
 
     def finish(self) -> str:
         """Return the rest of the text."""
-        text = self._release(self._decode(b"", final=True))
+        text = self._release(self._decode(b"", final=True), final=True)
         if self.stopped_by:
             return text
         rest, self._pending = self._pending, ""
@@ -70,7 +82,8 @@ class TextStream:
             start, self._undecoded = self._undo.pop()
             undone += 1
         self._pending, self._ban_start = self._pending[:start], None
-        self._stop.cut(start)
+        self._n_uncertain = start
+        self._stop.cut(0)
         self._ban.cut(before + start)
         return undone
 
@@ -85,29 +98,40 @@ class TextStream:
         self._undecoded = data[used:]
         return text
 
-    def _release(self, new: str) -> str:
+    def _release(self, new: str, *, final: bool = False) -> str:
         if self.stopped_by:
             return ""
         folded = _folded(new) if self._ban.phrases else ""
-        if self._stop.cannot_begin_in(new) and self._ban.cannot_begin_in(folded):
+        is_plain = self._stop.cannot_begin_in(new) and self._ban.cannot_begin_in(folded)
+        if is_plain and not self._n_uncertain:
             self._undo.clear()
             return new
         before = len(self._ban.text) - len(self._pending)
         text = self._pending + new
         # The phrase that is complete first wins, so that the answer does not depend on its tokenization.
-        stop, ban = self._stop.push(new), self._ban.push(folded)
+        stop, ban = self._stop.push(self._answer(text, final=final)), self._ban.push(folded)
         if stop and (ban is None or stop[0] <= ban[0] - before):
             self.stopped_by, self._pending = text[stop[1] : stop[0]], ""
             return text[: stop[1]]
         if ban:
             self._pending, self._ban_start = text, max(0, ban[1] - before)
             return ""
-        n_open = max(self._stop.n_open, self._ban.n_open)
+        n_open = max(self._stop.n_open + self._n_uncertain, self._ban.n_open)
         if n_open:
             return self._hold_back(text, n_open, before)
         self._pending = self._stop.text = self._ban.text = ""
         self._undo.clear()
         return text
+
+    def _answer(self, text: str, *, final: bool) -> str:
+        """Return what to search for stops next, given the text from the first pending character on."""
+        done = len(self._stop.text)
+        if self.mask is None or not self._stop.phrases:
+            self._n_uncertain = 0
+            return text[done:]
+        masked, n_certain = self.mask(text, final=final)
+        self._n_uncertain = len(text) - n_certain
+        return masked[done:]
 
     def _hold_back(self, text: str, n_open: int, before: int) -> str:
         """Hold back at least the last n_open characters, which may begin a phrase; return the rest."""

@@ -10,6 +10,9 @@ import pytest
 from support.text_twin import SlowTextStream
 
 from llmrun.engine.core.text import TextStream
+from llmrun.protocol.answer import AnswerSplitter
+from llmrun.protocol.messages import AnswerPart
+from llmrun.protocol.reasoning import MESSAGE_BEGINS, ReasoningSplitter
 
 SAMPLE = "aé€😀\u200d"  # characters of 1 to 4 bytes
 
@@ -276,3 +279,91 @@ def test_every_step_is_the_twins(seed: int) -> None:
                 assert fast.step_back() == slow.step_back()
                 left = b""  # another token begins, maybe inside the character that was cut
         assert (fast.finish(), fast.stopped_by) == (slow.finish(), slow.stopped_by)
+
+
+# ---- stops count in the answer, not in the reasoning ------------------------------------------------
+
+THINK = ("<think>", "</think>")
+CHANNELS = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>")
+FRAMED = ("<o>think<s>", "<c>think<s>", "<o>response<s>", "<c>response<s>", "<c>message<s>")
+
+
+def answered(
+    syntax: Sequence[str | bool], pieces: Sequence[str], stop: Sequence[str], ban: Sequence[str] = (), **more: bool
+) -> tuple[str, str, str]:
+    """Reasoning, answer and stop string of an answer in pieces, the engine's way."""
+    stream, splitter, parts = TextStream(stop, ban), AnswerSplitter(syntax, **more), list[AnswerPart]()
+    stream.mask = splitter.mask
+    for piece in pieces:
+        parts += splitter.feed(stream.push(piece.encode()))
+        if stream.banned:
+            stream.step_back()
+        if stream.stopped_by:
+            break
+    parts += (*splitter.feed(stream.finish()), *splitter.flush(stop=stop))
+    reasoning, text = ("".join(part.text for part in parts if part.kind == kind) for kind in ("reasoning", "text"))
+    return reasoning, text, stream.stopped_by
+
+
+def answered_whole(syntax: Sequence[str | bool], text: str, stop: tuple[str, ...], **more: bool) -> tuple[str, str]:
+    """The obvious twin: split the whole text, and read each of its messages up to a stop string."""
+    splitter = ReasoningSplitter(syntax, **more)
+    reasoning, said, message = "", "", ""
+    for part in (*splitter.feed(text), *splitter.flush(), MESSAGE_BEGINS):
+        if part.kind == "text" and part is not MESSAGE_BEGINS:
+            message += part.text
+            continue
+        if (cut := first_stop(message, stop)) != message:
+            return reasoning, said + cut
+        said, message = said + message, ""
+        reasoning += part.text
+    return reasoning, said
+
+
+@pytest.mark.parametrize(
+    ("syntax", "inside", "text", "expected"),
+    [
+        (THINK, False, "<think>a END\n\nb</think>\n\nyes END no", ("a END\n\nb", "yes ", "END")),
+        (THINK, True, "a END b</think>yes\n\nno", ("a END b", "yes", "\n\n")),
+        (THINK, False, "\n\n<think>a</think>yes", ("a", "yes", "")),
+        (THINK, False, "\n\nyes", ("", "", "\n\n")),
+        (THINK, False, "<think>a</think>EN", ("a", "EN", "")),
+        (THINK, False, "<think>a EN</think>D END", ("a EN", "D ", "END")),
+        (THINK, False, "no <think>END</think>", ("", "no <think>", "END")),
+        (THINK, False, "<think>never closed END", ("never closed END", "", "")),
+        (CHANNELS, False, f"{CHANNELS[0]}a END{CHANNELS[1]}{CHANNELS[2]}b END", ("a END", "b ", "END")),
+        (FRAMED, False, "<o>think<s>END<c>think<s><o>response<s>b\n\nc", ("END", "b", "\n\n")),
+        ((*THINK, "", "", "", "", True), False, "a END b</think>c END", ("a END b", "c ", "END")),
+        ((*THINK, "", "", "", "", True), False, "an answer END", ("an answer END", "an answer ", "")),
+    ],
+)  # fmt: skip
+def test_a_stop_string_counts_in_the_answer_only(
+    syntax: tuple[str | bool, ...], inside: bool, text: str, expected: tuple[str, str, str]
+) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        assert answered(syntax, pieces, ("\n\n", "END"), inside=inside) == expected
+
+
+def test_tags_and_headers_are_not_the_answer() -> None:
+    text = f"{CHANNELS[0]}a{CHANNELS[1]}{CHANNELS[2]}b"
+    stop = ("final", "assistant", "<|", "message")
+    assert answered(CHANNELS, list(text), stop) == answered(CHANNELS, [text], stop) == ("a", "b", "")
+    assert answered(THINK, list("<think>a</think>b"), ("<", "k>")) == ("a", "b", "")
+
+
+@pytest.mark.parametrize("syntax", [THINK, CHANNELS, FRAMED, (*THINK, "", "", "", "", True)])
+def test_random_answers_with_reasoning_end_where_the_whole_text_says(syntax: tuple[str | bool, ...]) -> None:
+    rng = random.Random(5)
+    words = [*filter(None, map(str, syntax[:5])), "a", "b", "\n", " ", "<", "</", "ab\n", "é"]
+    for _ in range(1500):
+        text = "".join(rng.choices(words, k=rng.randrange(12)))
+        stop = tuple(rng.sample(["a", "ab", "\n", "\n\n", "<", "b<", "é", " a"], k=rng.randint(1, 3)))
+        more = {"inside": rng.random() < 0.5}
+        borders = sorted({0, len(text), *(rng.randrange(len(text) + 1) for _ in range(6))})
+        pieces = [text[start:end] for start, end in itertools.pairwise(borders)]
+        assert answered(syntax, pieces, stop, **more)[:2] == answered_whole(syntax, text, stop, **more), (pieces, stop)
+
+
+def test_a_step_back_into_what_may_become_a_tag_loses_nothing() -> None:
+    found = answered(THINK, ["<", "thi", "s", "think>a END</think>b", " END"], ("END", "<x"), ban=("his",))
+    assert found == ("a END", "b ", "END"), "the tokens before the phrase stay, and become a tag"
