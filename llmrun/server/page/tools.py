@@ -30,7 +30,8 @@ class PageTools:
     def offered(self) -> tuple[Tool, ...]:
         """The tools that servers have now; those of the last look while a call runs."""
         if self._toolbox is not None and not self._running.locked():
-            self._offered = self._toolbox.changed_tools() or self._offered
+            changed = self._toolbox.changed_tools()
+            self._offered = self._offered if changed is None else changed
         return self._offered
 
     def asks(self, call: ToolCall) -> bool:

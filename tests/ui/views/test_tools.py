@@ -53,10 +53,8 @@ def test_arguments_that_are_not_an_object_are_shown_as_they_are(arguments: str) 
 def test_a_result_is_a_line_without_controls() -> None:
     line = shown(lambda output: show_result(output, ToolOutput("a\x1b[31m\n" + "b" * 500)))
     assert line == f"  → a {'b' * 157}…\n"
-    image = Media("iVBORw0KGgoAAAAN")
-    assert (
-        shown(lambda output: show_result(output, ToolOutput("Seen:", (image, image)))) == "  → Seen: [image] [image]\n"
-    )
+    seen = ToolOutput("Seen:", (Media("iVBORw0KGgoAAAAN"),) * 2)
+    assert shown(lambda output: show_result(output, seen)) == "  → Seen: [image] [image]\n"
 
 
 def test_tools_are_a_line_each() -> None:
