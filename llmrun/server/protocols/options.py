@@ -224,8 +224,7 @@ def _answer_format(fields: Fields, key: str) -> Grammar | None:
         if schema is None:
             raise UsageError(f"{wrapper.name('json_schema')} has no schema")
         inner.text("name")
-        inner.flag("strict")  # every schema is enforced
-        return schema_grammar(schema)
+        return schema_grammar(schema, is_strict=bool(inner.flag("strict")))
     if kind == "json_object":
         return schema_grammar(schema) if schema else ANY_OBJECT
     return None
@@ -250,11 +249,12 @@ def _grammar(body: Fields) -> Grammar | None:
     return read_grammar(text)
 
 
-def schema_grammar(schema: Any) -> Grammar:
+def schema_grammar(schema: Any, *, is_strict: bool = False) -> Grammar:
     """Return the grammar of a JSON schema.
 
     Args:
         schema: JSON data.
+        is_strict: see read_json_schema().
 
     Raises:
         UsageError: it is too long.
@@ -263,7 +263,7 @@ def schema_grammar(schema: Any) -> Grammar:
     text = json.dumps(schema)
     if len(text) > _LONGEST_GRAMMAR:
         raise UsageError("the JSON schema is too long", why=f"{_LONGEST_GRAMMAR:,} characters at most")
-    return read_json_schema(text)
+    return read_json_schema(text, is_strict=is_strict)
 
 
 def read_keep_seconds(fields: Fields) -> float | None:
