@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from llmrun.errors import UsageError
+from llmrun.grammar import Grammar
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.media import Media, beginning_of
 from llmrun.protocol.messages import AnswerRequest, Message, Tool
@@ -160,7 +161,7 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
         "json_schema": (
             kind == "json_schema",
             takes_grammar or not is_raw,
-            _schema(grammar.text, is_raw=is_raw) if grammar and kind == "json_schema" else {},
+            _schema(grammar, is_raw=is_raw) if grammar and kind == "json_schema" else {},
         ),
         "grammar": (kind == "gbnf", takes_grammar, {"grammar": grammar.text if grammar else ""}),
         "lark": (kind == "lark", is_llmrun, {"grammar": grammar.text if grammar else ""}),
@@ -172,11 +173,12 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
     return body, tuple(name for name, (is_supported, _) in requested.items() if not is_supported)
 
 
-def _schema(text: str, *, is_raw: bool) -> dict[str, Any]:
-    schema = load_json(text)
+def _schema(grammar: Grammar, *, is_raw: bool) -> dict[str, Any]:
+    schema = load_json(grammar.text)
     if is_raw:
         return {"json_schema": schema}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+    strict = {"strict": True} if grammar.is_strict else {}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", **strict, "schema": schema}}}
 
 
 def _conversation(asked: AnswerRequest, owner: str, reasoning_name: str | None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from support.effort import loop_seconds, loops
@@ -16,6 +17,7 @@ from support.mutations import MUTATIONS, mutations
 
 from llmrun.errors import BadGrammarError
 from llmrun.grammar import Grammar, read_grammar, read_json_schema
+from llmrun.grammar.json_lark import rules_of
 
 MOST_LOOPS = 400  # about two seconds on an idle machine
 
@@ -107,9 +109,12 @@ def test_one_of_what_excludes_itself_is_taken(options: object) -> None:
         [{"additionalProperties": {"type": "string"}}, {"patternProperties": {"a": {}}, "minProperties": 1}],
     ],
 )
-def test_one_of_what_may_overlap_is_refused(options: object) -> None:
-    with pytest.raises(BadGrammarError, match="may both be met"):
-        read_json_schema(json.dumps({"oneOf": options}))
+def test_one_of_what_may_overlap_is_refused_if_strict(options: object) -> None:
+    text = json.dumps({"oneOf": options})
+    strict = refused(partial(read_json_schema, is_strict=True), Broken(text, "(oneOf[1])", "may both be met"))
+    assert "write anyOf" in str(strict.hint)
+    assert read_json_schema(text) == Grammar("json_schema", text)
+    assert rules_of(text, is_strict=False).ignored == (("oneOf",),)
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def follows(constraint: Matcher, value: Any) -> bool:
     return ends
 
 
-def of_schema(schema: Any) -> Matcher:
-    return compile_grammar(read_json_schema(json.dumps(schema)), VOCABULARY)
+def of_schema(schema: Any, *, is_strict: bool = False) -> Matcher:
+    return compile_grammar(read_json_schema(json.dumps(schema), is_strict=is_strict), VOCABULARY)
 
 
 def of_rules(rules: Rules) -> Matcher:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from llmrun.grammar import schema
-from llmrun.grammar.shapes import Array, Object, Shapes, Term, Terms, canonical
+from llmrun.grammar.shapes import Array, Listed, Object, Shapes, Term, Terms, canonical
 
 _WORDS = (b"true", b"false", b"null")
 
@@ -27,6 +27,7 @@ class _Level(NamedTuple):
         key: the name of the current property, as JSON.
         items: the earlier items, in a list without repetitions.
         texts: the same as they are written.
+        values: all items that the schema lists, as they are written; empty if it does not list them.
     """
 
     shapes: tuple[Array | Object, ...] = ()
@@ -35,6 +36,7 @@ class _Level(NamedTuple):
     key: bytes = b""
     items: frozenset[str] = frozenset()
     texts: tuple[bytes, ...] = ()
+    values: frozenset[bytes] = frozenset()
 
     @property
     def is_unique(self) -> bool:
@@ -107,8 +109,21 @@ class DistinctItems:
                 del self._answer[self._states[-1].size :]
                 return False
             state = after
+        if not all(map(self._has_value, state.levels)):
+            del self._answer[self._states[-1].size :]
+            return False
         self._states.append(state)
         return True
+
+    def _has_value(self, level: _Level) -> bool:
+        """Return whether the current item can become a listed value that is not in the list."""
+        written = b"" if level.start is None else bytes(self._answer[level.start :])
+        is_complete = level.start is None and not self._answer.endswith((b",", b" "))
+        return (
+            not level.values
+            or is_complete
+            or any(value.startswith(written) and value not in level.texts for value in level.values)
+        )
 
     def rewind(self, n_tokens: int) -> None:
         """Remove the bytes of the last tokens."""
@@ -127,8 +142,8 @@ class DistinctItems:
             return self._begun(state._replace(is_text=True))
         if byte in b"[{":
             state = self._begun(state)
-            shapes = tuple(self._shapes_of(state, is_list=byte == ord("[")))
-            return state._replace(levels=(*state.levels, _Level(shapes)))
+            level = _Level(tuple(self._shapes_of(state, is_list=byte == ord("["))))
+            return state._replace(levels=(*state.levels, level._replace(values=self._values(level))))
         if byte in b",]}":
             ended: _State | None = state
             if state.is_scalar:
@@ -172,6 +187,17 @@ class DistinctItems:
                 shape = box.get("array" if is_list else "object")
                 if isinstance(shape, kind):
                     yield shape
+
+    def _values(self, level: _Level) -> frozenset[bytes]:
+        """Return all items that a list without repetitions may have; none if they are not listed."""
+        terms = [shape.items or () for shape in level.shapes if isinstance(shape, Array) and not shape.prefix]
+        if not level.is_unique or len(terms) < len(level.shapes):
+            return frozenset()
+        shapes = [shape for each in terms for box in self._shapes.alternatives(each) for shape in box.values()]
+        if not all(isinstance(shape, Listed) for shape in shapes):
+            return frozenset()
+        values = (value for shape in shapes if isinstance(shape, Listed) for value in shape.values)
+        return frozenset(json.dumps(value, ensure_ascii=False).encode() for value in values)
 
     def _terms(self, levels: tuple[_Level, ...]) -> Iterable[Terms]:
         if not levels:

@@ -235,23 +235,27 @@ def _answer_format(fields: Fields, key: str) -> Grammar | None:
         return _json_schema(fields, key)
     wrapper = fields.object(key)
     assert wrapper is not None
-    kind, schema = wrapper.choice("type", *_TYPES), _wrapped_schema(wrapper)
+    kind = wrapper.choice("type", *_TYPES)
+    schema, is_strict = _wrapped_schema(wrapper)
     if kind == "text" or (kind is None and schema is None):
         return None
     if kind == "json_schema" and schema is None:
         raise UsageError(f"{wrapper.name('json_schema')} has no schema")
-    return ANY_OBJECT if kind == "json_object" and not schema else schema_grammar(schema)
+    return ANY_OBJECT if kind == "json_object" and not schema else schema_grammar(schema, is_strict=is_strict)
 
 
-def _wrapped_schema(wrapper: Fields) -> Any:
-    """Return the schema of an object with a type: `schema`, in `json_schema` or beside it, or `json_schema` itself."""
+def _wrapped_schema(wrapper: Fields) -> tuple[Any, bool]:
+    """Return the schema of an object with a type, and whether it is strict.
+
+    It is `schema`, in `json_schema` or beside it, or `json_schema` itself.
+    """
     inner = wrapper.data.get("json_schema")
     if isinstance(inner, Mapping) and "schema" not in inner and _is_schema(inner):
-        return wrapper.value("json_schema")
+        return wrapper.value("json_schema"), False
     holder = wrapper.object("json_schema") or wrapper
     holder.text("name")
-    holder.flag("strict")  # every schema is enforced
-    return holder.value("schema")
+    is_strict = bool(holder.flag("strict"))
+    return holder.value("schema"), is_strict
 
 
 def _is_schema(value: Mapping[str, Any]) -> bool:
@@ -277,11 +281,12 @@ def _grammar(body: Fields) -> Grammar | None:
     return read_grammar(text)
 
 
-def schema_grammar(schema: Any) -> Grammar:
+def schema_grammar(schema: Any, *, is_strict: bool = False) -> Grammar:
     """Return the grammar of a JSON schema.
 
     Args:
         schema: JSON data.
+        is_strict: see read_json_schema().
 
     Raises:
         UsageError: it is too long.
@@ -290,7 +295,7 @@ def schema_grammar(schema: Any) -> Grammar:
     text = json.dumps(schema)
     if len(text) > _LONGEST_GRAMMAR:
         raise UsageError("the JSON schema is too long", why=f"{_LONGEST_GRAMMAR:,} characters at most")
-    return read_json_schema(text)
+    return read_json_schema(text, is_strict=is_strict)
 
 
 def read_keep_seconds(fields: Fields) -> float | None:

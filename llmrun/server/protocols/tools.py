@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from llmrun.errors import UsageError
+from llmrun.errors import BadGrammarError, UsageError
+from llmrun.grammar.json_lark import rules_of
+from llmrun.grammar.place import dotted
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
@@ -32,7 +34,10 @@ def tool(function: Fields, parameters: str) -> Tool:
     """
     schema = function.mapping(parameters) or {}
     if function.flag("strict"):
-        schema_grammar(schema)
+        text = schema_grammar(schema, is_strict=True).text
+        if repeating := rules_of(text, is_strict=True).repeating:
+            why = f"{dotted(repeating[0])} can't be enforced while a call is written, for so many different values"
+            raise BadGrammarError("the JSON schema of a strict tool can't be followed", why=why)
     return Tool(tool_name(function), function.text("description") or "", as_json(schema))
 
 

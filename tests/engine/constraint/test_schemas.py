@@ -17,6 +17,7 @@ from support.schema_answers import EXACT, allowed, follows, of_rules, of_schema,
 
 from llmrun.engine.constraint.calls import arguments_schema, left_out
 from llmrun.engine.constraint.matcher import check_rules
+from llmrun.errors import BadGrammarError
 from llmrun.grammar.loosen import enforceable
 from llmrun.grammar.regex import parse
 from llmrun.protocol.messages import Tool
@@ -220,3 +221,73 @@ def test_what_libraries_write_is_enforced(name: str) -> None:
     for seed in range(5):
         answer = walk(constraint.copy(), seed)
         assert judge(schema).is_valid(json.loads(answer)), answer
+
+
+RIVER: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "km": {"type": "integer"}, "sea": {"enum": ["north", "black"]}},
+    "required": ["km", "name"],
+}
+
+
+@pytest.mark.parametrize("schema", [RIVER, {"allOf": [RIVER, {"required": ["name"]}]}])
+def test_objects_are_open_and_in_any_order_unless_the_schema_is_strict(schema: dict[str, Any]) -> None:
+    constraint, strict = of_schema(schema), of_schema(schema, is_strict=True)
+    pairs = {"name": "Elbe", "km": 1094, "sea": "north"}
+    for size in range(4):
+        for names in itertools.permutations(pairs, size):
+            value = {name: pairs[name] for name in names}
+            assert follows(constraint, value) == jsonschema.Draft202012Validator(schema).is_valid(value)
+            assert follows(strict, value) == (names in (("name", "km", "sea"), ("name", "km")))
+    further = {"km": 1094, "name": "Elbe", "clean": True, "": [1]}
+    assert follows(constraint, further)
+    assert not follows(strict, {"name": "Elbe", "km": 1094, "clean": True})
+    assert not follows(constraint, {"clean": True, **pairs}), "a model would write them without end"
+    for name in ("km", "k\\u006d"):
+        text = f'{{"km": 1094, "name": "Elbe", "{name}": "long"}}'
+        assert constraint.allowed([*text.encode()]) < len(text), "a name was written twice"
+
+
+def test_a_list_of_values_may_stand_beside_other_values() -> None:
+    """The lexer must not take the beginning of a listed object or list for that of another one, or the reverse."""
+    schema = {"anyOf": [{"enum": [{"kind": "none"}, [1, "a"], "x"]}, {"properties": {"kind": {"const": "some"}}}]}
+    constraint, judge = of_schema(schema), jsonschema.Draft202012Validator(schema)
+    for value in ({"kind": "none"}, {"kind": "some"}, {"kind": "so"}, [1, "a"], [1, "b"], [2], {}, "x", "y", []):
+        assert follows(constraint, value) == judge.is_valid(value), value
+
+
+NOTED: dict[str, tuple[Any, list[str], list[Any]]] = {
+    "integers are numbers": ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, ["oneOf"], [1, 1.5]),
+    "a format": (
+        {"properties": {"at": {"oneOf": [{"format": "date"}, {"type": "string"}]}}},
+        ["properties.at.oneOf"],
+        [{"at": "2026-01-01"}, {"at": "x"}, {}],
+    ),
+    "an enum of another type": (
+        {"properties": {"a": {"type": "object", "enum": ["x"]}}, "type": "object"},
+        ["properties.a"],
+        [{}, {"b": 1}],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_a_schema_that_is_not_strict_is_not_held_to_is_named(name: str) -> None:
+    schema, named, values = NOTED[name]
+    constraint = of_schema(schema)
+    assert constraint.left_out == tuple(f"json_schema.{path}" for path in named)
+    for value in values:
+        assert follows(constraint, value), value
+    for value in ("text", {"at": 5}, {"a": "x"}, {"a": {}}):
+        if not jsonschema.Draft202012Validator(schema).is_valid(value):
+            assert not follows(constraint, value), value
+    with pytest.raises(BadGrammarError, match=r"oneOf|enum"):
+        of_schema(schema, is_strict=True)
+
+
+def test_a_one_of_that_can_be_enforced_stays_exact_and_unnamed() -> None:
+    schema = {"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "b$"}, {"maxLength": 1}]}
+    constraint, judge = of_schema(schema), jsonschema.Draft202012Validator(schema)
+    assert not constraint.left_out
+    for text in ("a", "ab", "b", "ac", "cb", "c", "cc", "", "aab"):
+        assert follows(constraint, text) == judge.is_valid(text), text

@@ -147,11 +147,11 @@ def break_sequence(sequence: SequenceState, part: str) -> None:
     elif part == "plan":
         sequence.drafting = Broken("plan", 0, SimpleNamespace(model=None, is_native=False, close=lambda: None))  # type: ignore[assignment]
     else:
-        like = SimpleNamespace(mask=lambda: None, forced=list, accept=lambda token: None)
+        like = SimpleNamespace(mask=lambda: None, forced=list, accept=lambda token: None, refuses=lambda token: False)
         sequence.sampler._constraint = Broken(part, 3, like)  # type: ignore[assignment]
 
 
-BREAKABLE = ("push", "finish", "feed", "flush", "itl_quantile", "guard", "plan", "mask", "forced", "accept")
+BREAKABLE = ("push", "finish", "feed", "flush", "itl_quantile", "guard", "plan", "mask", "forced", "accept", "refuses")
 
 
 @pytest.mark.parametrize("in_runs", [False, True], ids=["steps", "runs"])

@@ -410,6 +410,9 @@ class OnlyLetters:
     def accept(self, token: int) -> None:
         self.taken.append(token)
 
+    def refuses(self, token: int) -> bool:
+        return False
+
     def forced(self) -> list[int]:
         return [2] if len(self.taken) == 2 else []
 
