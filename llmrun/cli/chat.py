@@ -294,13 +294,14 @@ def _last_model(saved: SavedChat, server: Server | None) -> str:
 def _last_adapters(output: Output, saved: SavedChat, model: str) -> tuple[Adapter, ...]:
     """Return the adapters of the last answer, if the chat goes on with its model; report missing ones."""
     answer = saved.last_answer
-    if answer is None or not answer.adapters:
+    adapters = [adapter for adapter in answer.adapters if not adapter.is_stored] if answer is not None else []
+    if answer is None or not adapters:
         return ()
     if model not in (answer.model.name, answer.model.path):
         output.note(f"Going on without the adapters of {answer.model.name}.")
         return ()
-    found = tuple(adapter for adapter in answer.adapters if Path(adapter.path).is_file())
-    for adapter in answer.adapters:
+    found = tuple(adapter for adapter in adapters if Path(adapter.path).is_file())
+    for adapter in adapters:
         if adapter in found:
             output.note(f"Going on with the adapter {adapter.name}, scale {adapter.scale:g}.")
         else:

@@ -187,7 +187,10 @@ def _with_stored(
         preferences = replace(preferences, n_ctx=max(CONTEXT_BOUNDS[0], min(modelfile.n_ctx, header.n_ctx_train)))
     given = {adapter.path for adapter in adapters}
     missing = [path for path in map(str, modelfile.adapters) if path not in given]
-    return preferences, (*adapters, *(Adapter(f"stored-{number}", path) for number, path in enumerate(missing, 1)))
+    return preferences, (
+        *adapters,
+        *(Adapter(f"stored-{number}", path, is_stored=True) for number, path in enumerate(missing, 1)),
+    )
 
 
 def _with_notes(plan: Plan, modelfile: Modelfile) -> Plan:

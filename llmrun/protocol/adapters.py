@@ -12,6 +12,7 @@ class Adapter(NamedTuple):
     name: str  # in requests
     path: str  # of its GGUF file, absolute
     scale: float = 1.0  # for requests that name no adapters; 0 leaves it out
+    is_stored: bool = False  # a part of the model in Ollama's store: applied whatever a request names
 
 
 class AdapterScale(NamedTuple):

@@ -73,7 +73,7 @@ class ModelCatalog:
         """
         name = name.removesuffix(":latest")
         for each in self._models():
-            if each.name == name:
+            if each.name.removesuffix(":latest") == name:
                 header = self._header(each)
                 return _describe(each, header), header, find_projector(each.path, stored=each.projector)
         raise model_not_found(name, "/api/tags")

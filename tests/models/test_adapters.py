@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.gguf_writer import lora_tensors, tiny_adapter, tiny_model, write
 
+from llmrun.chat.store.turns import Answer
+from llmrun.cli import chat
+from llmrun.engine.prompt.writer import PromptWriter
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.gguf.reader import read_header
 from llmrun.models.adapters import adapter_bytes, read_adapters
+from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.adapters import Adapter, AdapterScale, applied, by_default
+from llmrun.ui.terminal.output import Output
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,22 @@ def test_zero_is_none_and_order_does_not_matter() -> None:
     scales = (AdapterScale(2, 1.0), AdapterScale(0, 0.0), AdapterScale(1, 0.5))
     assert applied(scales) == applied(reversed(scales)) == (AdapterScale(1, 0.5), AdapterScale(2, 1.0))
     assert by_default((Adapter("a", "a", 0.0), Adapter("b", "b", 0.5))) == (AdapterScale(1, 0.5),)
+
+
+def test_a_part_of_the_model_is_applied_whatever_a_request_names() -> None:
+    writer = PromptWriter.__new__(PromptWriter)
+    writer._adapters = (Adapter("mine", "a.gguf", 0.5), Adapter("stored-1", "b.gguf", is_stored=True))
+    assert writer.adapters_for(None) == (AdapterScale(0, 0.5), AdapterScale(1, 1.0))
+    assert writer.adapters_for(()) == (AdapterScale(1, 1.0),)
+    assert writer.adapters_for((AdapterScale(0, 2.0),)) == (AdapterScale(0, 2.0), AdapterScale(1, 1.0))
+    assert writer.adapters_for((AdapterScale(1, 0.0),)) == (), "named, and switched off"
+
+
+def test_a_chat_goes_on_with_the_adapters_of_the_user_alone(tmp_path: Path) -> None:
+    """Ollama's store may have another one by now."""
+    mine = Adapter("mine", str(write(tmp_path / "mine.gguf", tiny_adapter())))
+    stored = Adapter("stored-1", str(write(tmp_path / "stored.gguf", tiny_adapter())), is_stored=True)
+    output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
+    for adapters, kept in (((mine, stored), (mine,)), ((stored,), ())):
+        saved: Any = SimpleNamespace(last_answer=Answer("Hi", model=ModelFingerprint("ollama/t"), adapters=adapters))
+        assert chat._last_adapters(output, saved, "ollama/t") == kept

@@ -25,6 +25,7 @@ from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.params import Limits
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.http import CrashingPromptError
+from llmrun.server.model_routes import ModelCatalog
 from llmrun.server.pool import CrashTracker, Pool
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -117,6 +118,11 @@ def test_names_of_ollama_with_the_same_weights_are_models_of_their_own(
         (), load_settings(), lambda located, path, _: prepare(located.spec, path), keep_seconds=9, start=machine.start
     )
     hi, rude = Message("user", "hi"), Message("system", "Be rude.")
+
+    catalog = ModelCatalog(load_settings())
+    assert [catalog.find(name)[0].name for name in ("ollama/tuned", "ollama/tuned:latest")] == [
+        "ollama/tuned:latest"
+    ] * 2
 
     async def scenario() -> None:
         async with pool.lease("ollama/plain") as plain, pool.lease("ollama/tuned") as tuned:

@@ -387,7 +387,9 @@ class PromptWriter:
         invalid = next((number for number, _ in requested if not 0 <= number < len(self._adapters)), None)
         if invalid is not None:
             raise UsageError(f"there is no adapter {invalid}", why=f"the model was loaded with {len(self._adapters)}")
-        return applied(requested)
+        named = {number for number, _ in requested}
+        stored = [number for number, adapter in enumerate(self._adapters) if adapter.is_stored and number not in named]
+        return applied((*requested, *(AdapterScale(number, self._adapters[number].scale) for number in stored)))
 
     def salt(self, request: AnswerRequest, adapters: tuple[AdapterScale, ...]) -> Salt:
         """Return the prefix salt, made of the owner, the client's salt and the adapters.
