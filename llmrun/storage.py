@@ -29,8 +29,8 @@ _VALID_UTF8 = 2  # characters for each invalid place, in UTF-8 that is only dama
 _LINES = re.compile(rb"[\r\n]+")
 _MOST_TELLING = 200_000  # bytes by which an encoding is guessed
 _LEAST_TELLING = 16  # bytes outside ASCII, for a guess among all encodings
-# A letter of a Latin word in Greek, Cyrillic, Hebrew or Arabic: the guess is wrong.
-_MIXED = re.compile(r"[a-zA-Z][\u0370-\u06ff]|[\u0370-\u06ff][a-zA-Z]")
+# Greek, Cyrillic, Hebrew or Arabic letters beside Latin ones, and beside each other.
+_MIXED, _UNMIXED = re.compile(r"[a-zA-Z][\u0370-\u06ff]|[\u0370-\u06ff][a-zA-Z]"), re.compile(r"[\u0370-\u06ff]{2}")
 _LATIN = ("windows-1252", "windows-1250", "windows-1254", "windows-1257", "iso-8859-2", "iso-8859-15", "mac-roman")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _BUSY_SECONDS = 5.0
@@ -132,7 +132,8 @@ def _guessed(data: bytes) -> DecodedText:
     # In a short text, encodings of old computers look as likely as those that are common.
     era = EncodingEra.ALL if n_telling >= _LEAST_TELLING else EncodingEra.MODERN_WEB
     encoding = detect(telling, encoding_era=era, prefer_superset=True)["encoding"] or "windows-1252"
-    if _MIXED.search(telling.decode(encoding, "replace")):
+    text = telling.decode(encoding, "replace")
+    if len(_MIXED.findall(text)) > len(_UNMIXED.findall(text)):  # they stand for letters with accents in Latin words
         encoding = detect(telling, include_encodings=_LATIN, prefer_superset=True)["encoding"] or "windows-1252"
     text = data.decode(encoding, "replace")
     if text == data.decode("windows-1252", "replace"):  # the commonest of those that are alike for this text

@@ -219,6 +219,7 @@ def test_a_pipe_needs_no_file_beside_it_and_a_write_tries_its_folder_once(
         ("windows-1252", "L'été dernier, à la plage: 5 €"),
         ("windows-1250", "Žluťoučký kůň úpěl ďábelské ódy"),
         ("windows-1251", "Это русский текст про маяк и пароль."),
+        ("windows-1251", "Пароль от Windowsа и от iPhoneа хранится у сторожа."),
         ("koi8-r", "Пароль маяка. Если вы забыли пароль, обратитесь к сторожу."),
         ("windows-1253", "Καλημέρα κόσμε, αυτό είναι ένα κείμενο"),
         ("windows-1255", "שלום עולם, זה טקסט בעברית"),

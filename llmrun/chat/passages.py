@@ -300,7 +300,9 @@ class FolderIndex:
                     waiting = []
             with database.explained():
                 self._load(connection)
-                n_new = sum(path not in failed or known[path][:2] != on_disk[path] for path in changed)
+                query = "SELECT path FROM files WHERE failed_with IS NOT NULL"
+                again = failed & {row[0] for row in connection.execute(query)}
+                n_new = sum(path not in again or known[path][:2] != on_disk[path] for path in changed)
                 self.state = _state(connection, n_new, unreadable)
         return self.state
 

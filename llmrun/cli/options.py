@@ -536,7 +536,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text, PDF, image or audio file before the prompt, or all texts of a pattern like 'src/*.py'.",
+        help="Put a text, document (PDF, Word, HTML), image or audio before the prompt, or all of 'src/*.py'.",
         rich_help_panel="Prompt",
     ),
 ]

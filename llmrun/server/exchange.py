@@ -61,7 +61,7 @@ from llmrun.server.http import (
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
 from llmrun.server.pool import Pool, PooledModel, RunningAnswer, prompt_hash
-from llmrun.server.protocols.attachments import has_documents
+from llmrun.server.protocols.attachments import DOCUMENT_THREADS, has_documents
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.models import model_header, shown_name
 from llmrun.server.protocols.stored_responses import ResponseStore
@@ -400,8 +400,11 @@ class HttpExchange:
         try:
             data = await read_body(self._receive)
             self._arrived = time.perf_counter()
-            takes_long = len(data) > LONG_BODY or has_documents(data)
-            body, completion = await asyncio.to_thread(self._parse, data) if takes_long else self._parse(data)
+            threads = DOCUMENT_THREADS if has_documents(data) else None
+            if threads is not None or len(data) > LONG_BODY:
+                body, completion = await asyncio.get_running_loop().run_in_executor(threads, self._parse, data)
+            else:
+                body, completion = self._parse(data)
             async with (
                 self._traffic.admitted(completion.n_choices, self._receive) as self._watch,
                 self._pool.lease(completion.model, completion.keep_seconds) as pooled,

@@ -97,6 +97,27 @@ def test_mistakes_are_said_before_a_model_is_loaded(
     assert (done.stdout, what in done.stderr, hint in done.stderr) == ("", True, True), done.stderr
 
 
+def test_every_file_that_is_left_out_is_named(environment: dict[str, str]) -> None:
+    for name in ("a.png", "b.png", "c.png"):
+        Path("notes", name).write_bytes(b"\x89PNG\r\n\x1a\n")
+    Path("notes/old.txt").write_bytes("für Gäste".encode("cp1252"))
+    options = ("Where is the tea?", "--docs", "notes", "--docs-model", "none")
+    done = run(environment, "echo", *options)
+    assert "Left out: a.png: it is an image, not text; and 2 more (--docs-list names them)" in done.stderr
+    assert "Note: old.txt: read as windows-1252" in done.stderr
+    done = run(environment, "echo", *options, "--docs-list")
+    named = [line for line in done.stderr.splitlines() if line.startswith(("Left out", "Note"))]
+    assert named == [
+        *(f"Left out: {name}: it is an image, not text" for name in ("a.png", "b.png", "c.png")),
+        "Note: old.txt: read as windows-1252",
+    ]
+    for name in ("a.png", "b.png", "c.png"):
+        Path("notes", name).unlink()
+    assert "No file is left out." in run(environment, "echo", *options, "--docs-list").stderr
+    alone = run(environment, "echo", "Why?", "--docs-list")
+    assert (alone.returncode, "--docs-list needs --docs" in alone.stderr) == (2, True)
+
+
 def test_while_the_hub_cannot_be_reached_the_words_find_passages(environment: dict[str, str]) -> None:
     done = run(environment, "echo", "the tea", "--docs", "notes")
     assert "[1] tea.md" in done.stdout
@@ -107,10 +128,12 @@ def test_while_the_hub_cannot_be_reached_the_words_find_passages(environment: di
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a pseudo-terminal")
 def test_a_chat_shows_its_sources_and_keeps_them(chat: type[Terminal]) -> None:
+    Path("notes/photo.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     talk = chat(ENGINES, "--docs", "notes", "--docs-model", "./tiny.gguf", "--session", "tea")
     asked = talk.ask("Where is the tea?")
     assert any("Sent with 1 passage of 1 file (/sources)." in line for line in asked)
     shown = talk.ask("/sources")
+    assert any("Left out: photo.png: it is an image, not text" in line for line in shown)
     assert any(line.startswith("[1] tea.md, lines 1-2 (Kitchen), score 0.") for line in shown)
     assert any("Tea is in the kitchen." in line for line in shown)
     edited = " ".join(talk.ask("/edit When does the office close?"))

@@ -27,7 +27,12 @@ TEMPLATE = """{%- for message in messages -%}
 {%- endfor -%}
 {{ '<|im_start|>assistant\\n' }}"""
 QUESTION = "The code of the vault is quokka-7319. " * 60
-PLACE = {"type": "object", "properties": {"at": {"enum": ["here", "there"]}}, "required": ["at"]}
+PLACE = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {"at": {"enum": ["here", "there"]}},
+    "required": ["at"],
+}
 FEW, MANY = 20, 200
 """Tokens: what all prompts of a template begin with, and most of QUESTION."""
 

@@ -31,7 +31,7 @@ _PACKAGES = ("pypdf", "cryptography", "beautifulsoup4", "markdownify")
 _BEGINNING = 4096  # bytes
 # A whole page; a fragment or a template is a page only by the name of its file.
 _PAGE = re.compile(
-    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)[\s>]",
+    rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<(?:!doctype\s+html|html|head|body)[\s>]",
     re.I | re.DOTALL,
 )
 _PAGE_NAME = re.compile(r"\.x?html?$", re.I)

@@ -24,14 +24,11 @@ def read_pdf(data: bytes) -> DocumentText:
     """Return the text of a PDF.
 
     Raises:
-        UnreadableError: it has none, is encrypted, or can't be read for want of a package.
+        UnreadableError: it has none, or is encrypted.
     """
-    try:
-        from pypdf import PdfReader
-        from pypdf.errors import DependencyError
-    except ModuleNotFoundError as error:
-        why = f"PDFs need the {error.name or 'pypdf'} package, which is not installed"
-        raise UnreadableError(why, "pip install pypdf", is_lasting=False) from None
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError
+
     logging.disable()  # pypdf's warnings about what it repairs
     try:
         reader = PdfReader(io.BytesIO(data))

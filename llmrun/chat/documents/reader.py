@@ -31,6 +31,10 @@ def main(kind: str) -> None:
         answer = read_as(kind, data)._asdict()
     except UnreadableError as error:
         answer = {"why": error.why, "hint": error.hint, "is_lasting": error.is_lasting}
+    except ModuleNotFoundError as error:
+        package = error.name or str(error)
+        why = f"reading it needs the package {package}, which is not installed"
+        answer = {"why": why, "hint": f"pip install {package}", "is_lasting": False}
     except Exception as error:  # a parser raises anything for a damaged file
         answer = {"why": f"it is damaged: {type(error).__name__}: {str(error)[:200]}", "hint": "", "is_lasting": True}
     sys.stdout.write(json.dumps(answer))

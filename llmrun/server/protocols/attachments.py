@@ -1,7 +1,7 @@
 """Images, audio and documents in a client's JSON body. Nothing is fetched; only the engine decodes media.
 
 PDFs, Word documents and web pages are read by a process each, which takes seconds: a body that has_documents() is read
-outside the event loop. A document without text becomes a line that names it, so that a conversation with it can go on.
+in DOCUMENT_THREADS. A document without text becomes a line that names it, so that a conversation with it can go on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from llmrun.chat.attachments import FileText, text_of
@@ -94,7 +95,8 @@ def refuse_media(name: str) -> NoReturn:
 
 _DOCUMENT_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?[^,]{0,200};base64,")
 _MOST_TEXTS = 32  # that are remembered
-_AT_ONCE = 2  # documents that are read
+DOCUMENT_THREADS = ThreadPoolExecutor(2, "documents")
+"""Threads for bodies for which has_documents() is true, so that slow ones hold up each other alone."""
 
 
 def anthropic_document(block: Fields) -> str:
@@ -155,7 +157,6 @@ class _Documents:
     def __init__(self) -> None:
         self._texts: OrderedDict[str, FileText] = OrderedDict()
         self._lock = threading.Lock()
-        self._reading = threading.BoundedSemaphore(_AT_ONCE)
 
     def text_of(self, data: bytes, name: str) -> FileText:
         """Return the text of a file. Raises UsageError as chat.attachments.text_of()."""
@@ -164,8 +165,7 @@ class _Documents:
             if key in self._texts:
                 self._texts.move_to_end(key)
                 return self._texts[key]
-        with self._reading:
-            read = text_of(data, name)
+        read = text_of(data, name)
         with self._lock:
             self._texts[key] = read
             if len(self._texts) > _MOST_TEXTS:

@@ -128,6 +128,11 @@ def test_documents_are_known_by_their_content(beginning: str, name: str, kind: s
     assert kind_of(beginning.encode(), name) == kind
 
 
+def test_a_text_of_many_comments_is_told_at_once() -> None:
+    assert kind_of(b"<!--a-->" * 400 + b"<p>") is None
+    assert kind_of(b"<!--a-->\n" * 400 + b"<html>") == "html"
+
+
 def test_a_page_that_nests_deeply() -> None:
     assert text_of(b"<!doctype html>" + b"<div>" * 900 + b"deep", "html") == "deep"
 
@@ -135,7 +140,7 @@ def test_a_page_that_nests_deeply() -> None:
 def test_a_missing_package_is_not_the_documents_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pypdf.py").write_text("raise ModuleNotFoundError(name='pypdf')")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(DocumentError, match="PDFs need the pypdf package, which is not installed") as refused:
+    with pytest.raises(DocumentError, match="reading it needs the package pypdf, which is not installed") as refused:
         text_of(pdf("text"))
     assert (refused.value.hint, refused.value.is_lasting) == ("pip install pypdf", False)
     monkeypatch.undo()
