@@ -343,15 +343,12 @@ def run_prompt_scores(
         OutOfMemoryError: a second context does not fit.
     """
     vocabulary, n_ctx = loaded.weights.vocabulary, loaded.load.n_ctx
-    text = vocabulary.cut(command.text, n_ctx)
-    tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(text, special=False))
+    tokens = list(command.tokens) or vocabulary.with_bos(vocabulary.tokenize(command.text, special=False))
     check_tokens(tokens, vocabulary.n_tokens)
     if not tokens:
         raise UsageError("the prompt is empty", hint="type something")
     if len(tokens) > n_ctx:
-        at_least = "at least " if len(text) < len(command.text) else ""
-        what = f"the prompt is {at_least}{len(tokens):,} tokens long, the context window {n_ctx:,}"
-        raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), n_ctx))
+        raise ContextOverflowError.of_prompt(len(tokens), n_ctx)
     size = min(_PROMPT_BATCH, len(tokens))
     yield
     scored = [_token_logprob(vocabulary, tokens[0], 0.0)]
