@@ -164,6 +164,12 @@ class ContextOverflowError(UsageError):
         super().__init__(what, why=why, hint=hint)
         self.size = size
 
+    @classmethod
+    def of_prompt(cls, n_tokens: int, n_ctx: int) -> ContextOverflowError:
+        """Return the error of a prompt of n_tokens."""
+        what = f"the prompt is {n_tokens:,} tokens long, the context window {n_ctx:,}"
+        return cls(what, hint="shorten it, or ask for a larger context window with --ctx", size=(n_tokens, n_ctx))
+
 
 class ModelNotFoundError(LlmrunError):
     """No model of that name, or no file at that path."""

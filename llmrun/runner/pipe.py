@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from llmrun.errors import LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import CancelledError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.frames import PREFIX_BYTES, FrameError, TextDeltas, decode, encode, frame_length
 from llmrun.protocol.messages import Command, Event
 from llmrun.runner.launch import EngineHandle, launch
@@ -57,6 +57,7 @@ class Pipe:
         self._received = bytearray()
         self._outgoing: deque[bytes] = deque()
         self._is_sending = False
+        self._has_sent, self._log_start = False, 0  # bytes of the log before the last command; 0 at the first one
         self._lock = threading.RLock()  # a signal handler may send while its own thread does
         assert self._process.stdout is not None
         self._reader = PipeReader(self._process.stdout)
@@ -71,6 +72,13 @@ class Pipe:
     def pid(self) -> int:
         """The engine's process id."""
         return self._process.pid
+
+    @property
+    def log_size(self) -> int:
+        """The size of the log before a command that is sent now; an engine begins to load before its first one."""
+        if self._log is None or self._log.closed or not self._has_sent:
+            return 0
+        return os.fstat(self._log.fileno()).st_size
 
     @property
     def descriptor(self) -> int:
@@ -91,6 +99,7 @@ class Pipe:
             frame = encode(command)
         except FrameError as error:
             raise UsageError("the conversation is too long to be sent to the engine", why=str(error)) from None
+        self._log_start, self._has_sent = self.log_size, True
         self._outgoing.append(frame)
         if run is None or self._can_flush(len(frame)):
             self._flush()
@@ -186,23 +195,27 @@ class Pipe:
         status: int | None = self._process.returncode  # a process that was ending already keeps its own
         if was_alive and (sys.platform == "win32" or status == -signal.SIGKILL):
             status = None
-        causes = [why or _cause(status), self._last_words()]
+        causes = [why or _cause(status), self._last_words(self._log_start)]
         return EngineExited("; ".join(cause for cause in causes if cause), _HINTS.get(-(status or 0), ""))
 
-    def with_log(self, error: LlmrunError) -> LlmrunError:
-        """Return an error of llama.cpp's with the reason from its log, if it has none."""
-        if error.why:
+    def with_log(self, error: LlmrunError, start: int) -> LlmrunError:
+        """Return an error of llama.cpp's with the reason from its log, if it has none.
+
+        Args:
+            start: log_size before the command.
+        """
+        if error.why or isinstance(error, UsageError | CancelledError):
             return error
-        words = self._last_words()
+        words = self._last_words(start)
         kind = OutOfMemoryError if "failed to allocate" in words else type(error)
         return kind(error.what, why=words, hint=error.hint)
 
-    def _last_words(self) -> str:
-        """Return the line of llama.cpp's log that best explains the failure."""
+    def _last_words(self, start: int) -> str:
+        """Return the line of llama.cpp's log, from this byte on, that best explains the failure."""
         if self._log is None or self._log.closed:
             return ""
         size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _LOG_TAIL_BYTES))
+        self._log.seek(max(start, size - _LOG_TAIL_BYTES))
         text = self._log.read().decode("utf-8", "replace")
         lines = [
             line.strip() for line in text.splitlines() if line.strip() and not any(words in line for words in _USUAL)

@@ -101,6 +101,7 @@ class PendingRequest:
         self.phase = _first_phase(command)  # in words, for errors
         self.ends_at: float | None = None
         self._pipe, self._models, self._workers = pipe, models, workers
+        self._log_start = pipe.log_size
         self.hang = None if seconds is None else self._detector(seconds)
 
     def take(self, event: Event) -> bool:
@@ -147,7 +148,8 @@ class PendingRequest:
     def _error(self, failed: Failed) -> LlmrunError:
         """Return the error; only llama.cpp's log explains why it refuses to load or to compute."""
         is_job = isinstance(self.command, Job) and self.command.name not in QUESTIONS
-        return self._pipe.with_log(failed.error()) if is_job or isinstance(self.command, Load) else failed.error()
+        error = failed.error()
+        return self._pipe.with_log(error, self._log_start) if is_job or isinstance(self.command, Load) else error
 
     def cancel(self) -> bool:
         """Set the deadline of a cancelled request; return whether it was not cancelled before."""

@@ -164,8 +164,9 @@ def test_a_given_beginning_is_no_part_of_the_answer() -> None:
 def test_a_given_beginning_needs_a_chat_and_room() -> None:
     with pytest.raises(UsageError, match="plain prompt"):
         preparer().prepare(Generate(1, AnswerRequest(prompt="Hi", begins="Yes")), lambda event: None)
-    with pytest.raises(ContextOverflowError):
-        preparer().prepare(chat("Hi", begins="far too long " * 500), lambda event: None)
+    long = preparer().prepare(chat("Hi", begins="far too long " * 500), lambda event: None)
+    with pytest.raises(ContextOverflowError, match="6,502 tokens long"):
+        Engine(FakeContext(scripted({}), n_ctx=100)).add(long)
 
 
 @pytest.mark.parametrize("reasons", [True, False])
@@ -340,42 +341,36 @@ def test_a_vocabulary_that_lacks_the_prompts_tokens_is_a_bad_model(tokens: tuple
             preparer(vocabulary=Lacking(*tokens)).prepare(asked, lambda event: None)
 
 
-class Untouchable(FakeVocabulary):
-    """A vocabulary that is not to be asked for tokens: of 20 MB it would take a minute."""
-
-    def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
-        raise AssertionError("it was tokenized")
+LONG = 1_500_000
+"""Tokens, more than are kept of a prompt that does not fit."""
 
 
 @pytest.mark.parametrize(
-    "request_",
+    ("request_", "size"),
     [
-        chat("x" * 20_000_000),
-        Generate(1, AnswerRequest(prompt="x" * 20_000_000)),
-        Generate(1, AnswerRequest((Message("user", "x" * 10_000),) * 2000)),
-        AnswerRequest((Message("user", "Hi"), Message("user", "x" * 20_000_000))),
-        AnswerRequest((Message("system", "x" * 20_000_000), Message("user", "Hi"))),
+        (chat("x" * LONG), LONG),
+        (Generate(1, AnswerRequest(prompt="x" * LONG)), LONG),
+        (Generate(1, AnswerRequest((Message("user", "x" * 1000),) * 2000, template=TURNS)), 2_000_001),
+        (chat("x" * 9_000), 9_000),
     ],
-    ids=["message", "prompt", "many messages", "counted", "counted first"],
+    ids=["message", "prompt", "many messages", "not much too long"],
 )
-def test_what_is_certainly_too_long_is_refused_before_it_is_tokenized(request_: Generate | AnswerRequest) -> None:
-    """And before its template is rendered: that is not to blame."""
-    model = preparer(vocabulary=Untouchable())
-    with pytest.raises(
-        ContextOverflowError, match=r"at least 10,000,000 tokens long, the context window 100"
-    ) as caught:
-        model.prompts.count(request_, 1, refuse) if isinstance(request_, AnswerRequest) else model.prepare(
-            request_, refuse
-        )
+def test_an_overflow_names_the_number_of_tokens(request_: Generate, size: int) -> None:
+    model = preparer()
+    with pytest.raises(ContextOverflowError, match=f"{size:,} tokens long, the context window 100") as caught:
+        Engine(FakeContext(scripted({}), n_ctx=100)).add(model.prepare(request_, lambda event: None))
     assert "--ctx" in caught.value.hint
-    if isinstance(request_, AnswerRequest):
-        with pytest.raises(ContextOverflowError):
-            model.prompts.rendered(request_, 1, refuse)
+    assert caught.value.size == (size, 100)
 
 
-def test_long_conversations_are_counted_because_old_turns_may_leave() -> None:
-    asked = AnswerRequest((*(Message("user", "x" * 9_000),) * 3, Message("user", "Hi")))
-    assert preparer().prompts.count(asked, 1, lambda event: None).each == (9_000, 9_000, 9_000, 2)
+@pytest.mark.parametrize("lengths", [(9_000, 9_000, 9_000, 2), (2, LONG), (LONG, 2)])
+def test_a_conversation_of_any_length_is_counted(lengths: tuple[int, ...]) -> None:
+    asked, model = AnswerRequest(tuple(Message("user", "x" * length) for length in lengths), template=TURNS), preparer()
+    counted = model.prompts.count(asked, 1, lambda event: None)
+    assert (counted.each, counted.total) == (lengths, sum(lengths) + 1)
+    assert len(model.prompts.rendered(asked, 1, lambda event: None)) == counted.total
+    prompt = model.prompts.prompt(Generate(1, asked), lambda event: None, is_counted=True)
+    assert len(prompt.tokens) <= 1 << 20, "memory is bounded"
 
 
 def test_where_its_end_is_ignored_an_answer_goes_on_to_its_limit() -> None:
@@ -421,8 +416,9 @@ def test_a_first_answer_parses_the_template_once_and_renders_little(
 
 def test_a_text_is_tokenized_as_it_is() -> None:
     assert preparer().prompts.tokenize(TokenizeText("", "ab")).tokens == tuple(tokens_of("ab"))
-    with pytest.raises(ContextOverflowError):
-        preparer().prompts.tokenize(TokenizeText("", "x" * 10_000_000))
+    assert len(preparer().prompts.tokenize(TokenizeText("", "x" * 100_000)).tokens) == 100_000, "whatever the window"
+    with pytest.raises(UsageError, match=f"has {LONG:,} tokens, and at most 1,048,576 can be returned"):
+        preparer().prompts.tokenize(TokenizeText("", "x" * LONG))
 
 
 class SentencePieces(FakeVocabulary):

@@ -36,6 +36,7 @@ from llmrun.protocol.media import Media
 from llmrun.protocol.messages import (
     AnswerRequest,
     Event,
+    Failed,
     Finished,
     Generate,
     Job,
@@ -152,6 +153,25 @@ def test_a_model_that_is_refused_is_explained_by_the_log(start: Start) -> None:
 def test_a_failed_allocation_is_too_little_memory(start: Start) -> None:
     with pytest.raises(OutOfMemoryError, match="failed to allocate"):
         start("no_memory").load(LOAD)
+
+
+def test_an_error_holds_no_line_of_the_log_from_before_its_request(start: Start) -> None:
+    runner = start("normal")
+    runner.load(LOAD)
+    pipe = runner._pipe
+    assert pipe._log is not None
+
+    def reason(code: str, line: str) -> str:
+        found: list[Any] = []
+        request = requests.PendingRequest(Job(1, "embed", HI), pipe, found.append)
+        os.write(pipe._log.fileno(), line.encode())  # type: ignore[union-attr]
+        request.take(Failed(1, code, "it failed"))
+        return str(found[0].why)
+
+    assert reason("internal", "llama_decode: failed to decode\n") == "llama_decode: failed to decode"
+    assert reason("internal", "") == "", "that line was about another request"
+    assert reason("context-overflow", "llama_context: an error\n") == "", "it is not llama.cpp's"
+    assert reason("internal", "llama_context: the cause\n") == "llama_context: the cause"
 
 
 # ---- death ------------------------------------------------------------------------------------------

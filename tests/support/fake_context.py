@@ -13,7 +13,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -94,6 +94,10 @@ class FakeVocabulary:
                 before, after = text.split(control, 1)
                 return [*self.tokenize(before, special=True), token, *self.tokenize(after, special=True)]
         return tokens_of(text)
+
+    def token_pieces(self, text: str, *, special: bool, begins: bool = True) -> Iterator[list[int]]:
+        """See base.Vocabulary."""
+        yield self.tokenize(text, special=special, begins=begins)
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """As a model that wants none."""

@@ -46,19 +46,19 @@ def strings(count: int, seed: int) -> list[str]:
     return found
 
 
-def byte_pairs(folder: Path) -> tuple[Tokenizer, Path]:
-    """BPE as GPT-2's."""
+def byte_pairs(folder: Path, pre: str = "gpt-2", *, splits: bool = True) -> tuple[Tokenizer, Path]:
+    """BPE as GPT-2's, in a file that names a pre-tokenizer of llama.cpp's; without splits, tokens span words."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splits)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer.train_from_iterator(SAMPLES * 3, trainers.BpeTrainer(vocab_size=700, initial_alphabet=alphabet))
     model = json.loads(tokenizer.to_str())["model"]
     return tokenizer, _file(
-        folder / "bpe.gguf",
+        folder / f"bpe-{pre}.gguf",
         {
             "tokenizer.ggml.model": "gpt2",
-            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.pre": pre,
             "tokenizer.ggml.tokens": _ordered(model["vocab"]),
             "tokenizer.ggml.token_type": [1] * len(model["vocab"]),
             "tokenizer.ggml.merges": [

@@ -146,11 +146,7 @@ class Engine:
             ContextOverflowError: the prompt alone is longer than the context window.
         """
         if sequence.n_prompt > self._window:
-            raise ContextOverflowError(
-                f"the prompt is {sequence.n_prompt:,} tokens long, the context window {self._window:,}",
-                hint="shorten it, or ask for a larger context window with --ctx",
-                size=(sequence.n_prompt, self._window),
-            )
+            raise ContextOverflowError.of_prompt(sequence.n_prompt, self._window)
         drafting = sequence.drafting
         if drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True

@@ -53,10 +53,7 @@ def run_beams(
     prompt = _prompt(loaded, request)
     room = loaded.load.n_ctx - len(prompt)
     if room < 1:
-        raise ContextOverflowError(
-            f"the prompt is {len(prompt):,} tokens long, the context window {loaded.load.n_ctx:,}",
-            hint="shorten it, or set a larger context window with --ctx",
-        )
+        raise ContextOverflowError.of_prompt(len(prompt), loaded.load.n_ctx)
     root = BeamState(0)
     if request.grammar is not None:
         from llmrun.engine.constraint.matcher import compile_grammar

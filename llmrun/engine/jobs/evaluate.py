@@ -343,12 +343,11 @@ def run_prompt_scores(
         OutOfMemoryError: a second context does not fit.
     """
     vocabulary, n_ctx = loaded.weights.vocabulary, loaded.load.n_ctx
-    tokens = loaded.preparer.prompts.plain_tokens(command.tokens or (command.text,))
+    tokens, n_more = loaded.preparer.prompts.plain_tokens(command.tokens or (command.text,))
     if not tokens:
         raise UsageError("the prompt is empty", hint="type something")
-    if len(tokens) > n_ctx:
-        what = f"the prompt is {len(tokens):,} tokens long, the context window {n_ctx:,}"
-        raise ContextOverflowError(what, hint="shorten it", size=(len(tokens), n_ctx))
+    if len(tokens) + n_more > n_ctx:
+        raise ContextOverflowError.of_prompt(len(tokens) + n_more, n_ctx)
     size = min(_PROMPT_BATCH, len(tokens))
     yield
     scored = [_token_logprob(vocabulary, tokens[0], 0.0)]

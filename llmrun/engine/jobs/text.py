@@ -6,6 +6,7 @@ Owns the token layout of embedding models and rerankers, and the truncation of l
 from __future__ import annotations
 
 import base64
+import sys
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -59,21 +60,22 @@ def run_embed(
         UsageError: a text has no tokens, or a token id is invalid.
     """
     vocabulary, embedder = loaded.weights.vocabulary, loaded.embedder
-    texts, limit = command.texts, embedder.n_ctx
+    whole, limit = command, embedder.n_ctx
     command = command._replace(
-        texts=tuple(vocabulary.cut(text, limit) for text in texts),
-        query=None if command.query is None else vocabulary.cut(command.query, limit),
+        texts=tuple(vocabulary.cut(text, limit) for text in whole.texts),
+        query=None if whole.query is None else vocabulary.cut(whole.query, limit),
     )
     sequences = _sequences(vocabulary, command, loaded.weights.rerank_template, limit, is_wanted)
     cut = [sequence.within(limit) for sequence in sequences]
     truncated = tuple(index for index, sequence in enumerate(sequences) if len(sequence) > limit)
     if truncated and not command.truncates:
         worst = max(truncated, key=lambda index: len(sequences[index]))
-        is_cut = bool(texts) and len(command.texts[worst]) < len(texts[worst])
-        at_least = "at least " if is_cut else ""
+        alone = whole._replace(texts=whole.texts[worst : worst + 1], tokens=whole.tokens[worst : worst + 1])
+        (longest,) = _sequences(vocabulary, alone, loaded.weights.rerank_template, sys.maxsize, is_wanted)
         raise ContextOverflowError(
-            f"text {worst + 1} has {at_least}{len(sequences[worst]):,} tokens, the context window {limit:,}",
+            f"text {worst + 1} has {len(longest):,} tokens, the context window {limit:,}",
             hint="shorten it, or allow truncation",
+            size=(len(longest), limit),
         )
     yield
     vectors = yield from embedder.embed(cut, command.pooling, share)

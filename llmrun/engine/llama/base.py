@@ -6,7 +6,7 @@ Must not know text layout, chat, sampling or scheduling.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -143,6 +143,9 @@ class Vocabulary(Protocol):
             special: turn the texts of control tokens into control tokens.
             begins: the text begins a prompt, so that some models get a space in front of it.
         """
+
+    def token_pieces(self, text: str, *, special: bool, begins: bool = True) -> Iterator[list[int]]:
+        """Yield what tokenize() returns, in pieces: a long text takes little memory at a time."""
 
     def with_bos(self, tokens: list[int]) -> list[int]:
         """Return a prompt's tokens with exactly one begin-of-sequence token, if the model uses one."""

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from llmrun import _native
 from llmrun.engine.llama.base import PIECE_TOKENS
+from llmrun.engine.llama.cuts import PIECE_CHARACTERS, Cuts
 from llmrun.engine.llama.library import address
-from llmrun.errors import BadModelError
+from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
 
 if TYPE_CHECKING:
     from llmrun.engine.llama.text_rules import TextRules
 
 _NO_TOKEN = -1
-_SENTENCE_PIECE, _WORD_PIECE, _UNIGRAM, _RWKV = 1, 3, 4, 5  # enum llama_vocab_type
+_SENTENCE_PIECE, _BYTE_PAIRS, _WORD_PIECE, _UNIGRAM, _RWKV = 1, 2, 3, 4, 5  # enum llama_vocab_type
 STRIPS_ACCENTS = b"tokenizer.ggml.normalizer.strip_accents"
 SPACE_CHANGES = (b"tokenizer.ggml.add_space_prefix", b"tokenizer.ggml.remove_extra_whitespaces")
 _BERT_UNKNOWN = 100  # llama.cpp's default for WordPiece
@@ -30,6 +32,10 @@ _NORMAL_FORMS = {"qwen2": "NFC", "qwen35": "NFC"}  # tokenizer.ggml.pre -> norma
 _ID_DIGITS = 10
 _MOST_WORD_CHARACTERS = 100  # max_input_chars_per_word of WordPiece; a longer word is the unknown token
 _WORD_START = "\u2581", "\U0001f8b1"  # of llama.cpp's tokens of WordPiece; and a rare symbol in place of it in a text
+_MOST_CHARACTERS = 4 << 20  # of a text that can't be cut: it takes up to 1 KiB a character
+_SAMPLE = "ab", "cd"  # words
+# Of byte pairs: std::regex, which splits a text for many models, calls itself for each character of a word or a line.
+_MOST_HERE, _STACK_BYTES, _LEAST_STACK = 2048, 512, 8 << 20
 _LONG_RUN = re.compile(rf"\S{{{_MOST_WORD_CHARACTERS + 1},}}")
 # What BERT makes a word of its own: punctuation, and the blocks that it calls Chinese.
 _CHINESE = (
@@ -75,6 +81,7 @@ class LlamaVocabulary:
             self._strips_accents = strips == "true" if strips else self._lowercases
             self._unknown = int(self._setting(model, "tokenizer.ggml.unknown_token_id") or _BERT_UNKNOWN)
         self._settings = {key: self._setting(model, key) for key in _rule_keys()}
+        self._model_kind = self._setting(model, "tokenizer.ggml.model")
         self._is_nfc = _NORMAL_FORMS.get(self._setting(model, "tokenizer.ggml.pre")) == "NFC"
 
     @cached_property
@@ -122,28 +129,29 @@ class LlamaVocabulary:
         return bytes(self._llama.llama_vocab_get_text(self.pointer, token))
 
     def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
-        """Tokenize as base.Vocabulary.tokenize(); a lone surrogate becomes a question mark.
+        """Tokenize as base.Vocabulary.tokenize(). Raises as token_pieces()."""
+        return [*chain.from_iterable(self.token_pieces(text, special=special, begins=begins))]
+
+    def token_pieces(self, text: str, *, special: bool, begins: bool = True) -> Iterator[list[int]]:
+        """Tokenize as base.Vocabulary.token_pieces(); a lone surrogate becomes a question mark.
 
         Raises:
             BadModelError: llama.cpp's tokenizer fails with this vocabulary.
+            UsageError: a long part of the text has no place where it can be cut.
+            OutOfMemoryError: there is no memory for that part.
         """
         if self._damage:
             raise _damaged(self._damage)
         if self._rules is not None:
-            parts = self._rules.parts(text, special=special, begins=begins)
-            tokens_of_parts = (
-                [part] if isinstance(part, int) else self._tokenize(part, special=False) for part in parts
-            )
-            return [*chain.from_iterable(tokens_of_parts)]
+            for part in self._rules.parts(text, special=special, begins=begins):
+                yield from [[part]] if isinstance(part, int) else self._tokenize(part, special=False)
+            return
         text = self._normalized(text, special=special)
-        long_words = dict.fromkeys(_long_words(text), self._unknown) if self._kind == _WORD_PIECE else None
-        if not long_words:
-            return self._tokenize(text, special=special)
-        split = enumerate(re.split(f"({'|'.join(map(re.escape, long_words))})", text))  # text and a long word in turn
-        tokens_of_parts = (
-            [long_words[part]] if number % 2 else self._tokenize(part, special=special) for number, part in split
-        )
-        return [*chain.from_iterable(tokens_of_parts)]
+        long_words = dict.fromkeys(_long_words(text), self._unknown) if self._kind == _WORD_PIECE else {}
+        pattern = f"({'|'.join(map(re.escape, long_words))})"
+        split = re.split(pattern, text) if long_words else [text]  # text and a long word in turn
+        for number, part in enumerate(split):
+            yield from [[long_words[part]]] if number % 2 else self._tokenize(part, special=special)
 
     @cached_property
     def _rules(self) -> TextRules | None:
@@ -166,17 +174,45 @@ class LlamaVocabulary:
         steps, prefix, charsmap = (self._settings[key] for key in (NORMALIZER, SPACE_PREFIX, CHARSMAP))
         return TextRules(steps, prefix, charsmap, added, finds_pieces=self._kind != _UNIGRAM)
 
-    def _tokenize(self, text: str, *, special: bool) -> list[int]:
-        """Tokenize as llama.cpp does."""
+    def _tokenize(self, text: str, *, special: bool) -> Iterator[list[int]]:
+        """Tokenize as llama.cpp does, a long text in pieces."""
+        cuts = self._cuts if len(text) > PIECE_CHARACTERS else None
+        for piece in cuts.pieces(text) if cuts is not None else [text]:
+            if len(piece) > _MOST_CHARACTERS:
+                raise UsageError(
+                    "the text can't be tokenized",
+                    why=f"a part of {len(piece):,} characters has no space or line break where it can be cut",
+                    hint="shorten it",
+                )
+            yield from self._tokenize_piece(piece, special=special)
+
+    def _tokenize_piece(self, text: str, *, special: bool) -> Iterator[list[int]]:
         data = text.encode("utf-8", "replace")
-        room = len(data) + 8
-        while True:
+        room, count = len(data) + 8, -1
+        while count < 0:
             tokens = (ctypes.c_int32 * room)()
-            count = self._llama.llama_tokenize(self.pointer, data, len(data), tokens, room, False, special)
-            if count < 0:
-                room = -count
+            arguments = self.pointer, data, len(data), tokens, room, False, special
+            if self._kind == _BYTE_PAIRS and len(text) > _MOST_HERE:
+                count = _with_stack(len(text) * _STACK_BYTES, self._llama.llama_tokenize, *arguments)
             else:
-                return [*chain.from_iterable(_in_pieces(tokens, count))]
+                count = self._llama.llama_tokenize(*arguments)
+            room = max(room, -count)
+        yield from _in_pieces(tokens, count)
+
+    @cached_property
+    def _cuts(self) -> Cuts | None:
+        """The cuts of long texts; None if pieces have other tokens, as a sample shows."""
+        first, second = _SAMPLE
+        whole, left, right, behind_space = (
+            [*chain.from_iterable(self._tokenize_piece(text, special=False))]
+            for text in (f"{first} {second}", first, f" {second}", second)
+        )
+        if whole not in (left + right, left + behind_space) or self._model_kind == "hybriddna":
+            return None
+        tokens = map(self.control_piece, range(self.n_tokens))
+        found_first = self._llama.LLAMA_TOKEN_ATTR_CONTROL | self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED
+        special = map(self._text, self._tokens_with(found_first | self._llama.LLAMA_TOKEN_ATTR_UNKNOWN))
+        return Cuts(tokens, special, drops_space=whole != left + right, is_plain=self._kind == _UNIGRAM)
 
     def _setting(self, model: Any, key: str) -> str:
         """Return a value of the file's metadata as llama.cpp writes it; "" without one."""
@@ -226,7 +262,7 @@ class LlamaVocabulary:
         return [self.bos, *tokens]
 
     def cut(self, text: str, n_tokens: int) -> str:
-        """Return the text, or its beginning, of at least n_tokens, if it certainly has more: tokenizing takes minutes.
+        """Return the text, or its beginning, of at least n_tokens, if it certainly has more.
 
         A token has a limited length. Where unknown characters in a row are one token, a word is at least one.
         """
@@ -262,6 +298,25 @@ class LlamaVocabulary:
 
     def is_end(self, token: int) -> bool:
         return token in self.ends
+
+
+def _with_stack(n_bytes: int, call: Callable[..., int], *arguments: Any) -> int:
+    """Call a function of C that needs a large stack.
+
+    Raises:
+        OutOfMemoryError: there is no memory for the stack.
+    """
+    result: list[int] = []
+    before = threading.stack_size(max(n_bytes, _LEAST_STACK))
+    try:
+        thread = threading.Thread(target=lambda: result.append(call(*arguments)), daemon=True)
+        thread.start()
+    except RuntimeError:
+        raise OutOfMemoryError("there is not enough memory to tokenize the text", hint="shorten it") from None
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    return result[0]
 
 
 def _in_pieces(tokens: Any, count: int) -> Iterator[list[int]]:

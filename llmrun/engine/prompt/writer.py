@@ -6,16 +6,17 @@ Earlier answers stand in a prompt as they were generated, where the template wou
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.core.prefix import Salt
-from llmrun.engine.llama.base import ALLOCATING, PIECE_TOKENS, check_tokens, vocabulary_pieces
+from llmrun.engine.llama.base import ALLOCATING, check_tokens, vocabulary_pieces
 from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
@@ -45,7 +46,6 @@ from llmrun.protocol.messages import (
     Message,
     Rendered,
     Rendering,
-    Tool,
 )
 from llmrun.protocol.questions import TokenCount
 from llmrun.protocol.reasoning import ReasoningSyntax
@@ -57,11 +57,10 @@ Pieces = Sequence[list[int] | MediaChunk]
 """An image or audio in a prompt: token ids around vectors."""
 
 _LAST = 64  # tokens of an answer, of which the text that closes a call takes a few
-_LONG_TOKEN = 32  # bytes; most have a few
+_MOST_KEPT = 1 << 20  # tokens of a text, or as many as the window has; those after them are only counted
 # Of what is remembered for later requests.
 _MAX_MEDIA_LENGTHS = len(PRIVATE)  # as many as a request may have
 _MAX_TEMPLATES = 16
-_MOST_COUNTED = 16_384  # tokens of a message that is only counted or rendered, where the window is shorter
 _MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
@@ -76,6 +75,11 @@ class TokenizedPrompt(NamedTuple):
     media: PromptMedia | None = None  # None without any
     turn: OpenTurn | None = None  # of a conversation
     accepted: tuple[Event, ...] = ()  # about its images and audio
+    n_more: int = 0  # tokens after these, in a prompt that is much longer than the window
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens) + self.n_more
 
 
 class PromptWriter:
@@ -111,15 +115,22 @@ class PromptWriter:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
             BadModelError: the vocabulary has no tokens for the prompt.
-            UsageError: the prompt is empty, or certainly too long.
+            UsageError: the prompt is empty.
+            ContextOverflowError: the prompt is much longer than the window, and is not only counted.
         """
         request = generate.asked
-        if request.prompt is not None:
-            return self._plain_prompt(request)
-        # A conversation that is counted may be longer than the window, so that a client can shorten it.
-        for message in request.messages[:-1] if is_counted else ():
-            self._raise_if_too_long([message], at_least=_MOST_COUNTED)
-        self._raise_if_too_long(request.messages[-1:] if is_counted else request.messages, request.tools)
+        prompt = self._plain_prompt(request) if request.prompt is not None else self._written(generate, send)
+        if prompt.n_more and not is_counted:
+            raise ContextOverflowError.of_prompt(prompt.n_tokens, self._n_ctx)
+        for event in () if is_counted else prompt.accepted:
+            send(event)
+        if not prompt.tokens:
+            raise _empty_prompt(is_plain=request.prompt is not None)
+        return prompt
+
+    def _written(self, generate: Generate, send: Callable[[Event], None]) -> TokenizedPrompt:
+        """Return the prompt of a conversation."""
+        request = generate.asked
         render = partial(self._render, generate, send)
         messages, salt = self._readable(request.messages), self.salt(request, self.adapters_for(request.adapters))
         tools = request.tools if tells_tools(request) else ()
@@ -133,21 +144,13 @@ class PromptWriter:
         beginning = self.history.find(conversation, keeps=bool(keeps))
         prompt = write(beginning, keeps)
         room = self._n_ctx if request.keep_reasoning else int(_ROOMY * self._n_ctx)
-        if len(prompt.tokens) > room and (beginning is not None or keeps):
+        if prompt.n_tokens > room and (beginning is not None or keeps):
             shorter = write(None, False)
-            n_saved = len(prompt.tokens) - len(shorter.tokens)
-            if n_saved > (0 if len(prompt.tokens) > self._n_ctx else _WORTHWHILE * self._n_ctx):
+            n_saved = prompt.n_tokens - shorter.n_tokens
+            if n_saved > (0 if prompt.n_tokens > self._n_ctx else _WORTHWHILE * self._n_ctx):
                 prompt = shorter
                 if shorter.turn is not None:
                     shorter.turn.is_shortened = True
-        for event in () if is_counted else prompt.accepted:
-            send(event)
-        if not prompt.tokens:
-            raise UsageError(
-                "the prompt is empty",
-                why="the chat template writes nothing for this conversation",
-                hint=OTHER_TEMPLATE,
-            )
         return prompt
 
     def _render(
@@ -231,10 +234,11 @@ class PromptWriter:
             beginning, before, messages = None, ([], []), self.history.with_reasoning(conversation, None)
             parts = render(messages, keeps)
             accepted.clear()
-        tokens, placed = self._tokens(parts, encode_media, before[0])
+        tokens, placed, n_more = self._tokens(parts, encode_media, before[0])
         media = [*before[1], *placed]
         turn = OpenTurn(self.history, conversation, messages, beginning, keeps=bool(keeps), begins=begins)
-        return TokenizedPrompt(text_of(parts), tokens, PromptMedia(media) if media else None, turn, tuple(accepted))
+        all_media = PromptMedia(media) if media else None
+        return TokenizedPrompt(text_of(parts), tokens, all_media, turn, tuple(accepted), n_more)
 
     def _standing(
         self, beginning: Beginning, messages: Sequence[Message], encode: Callable[[Media], Pieces]
@@ -255,7 +259,6 @@ class PromptWriter:
         """Return the tokens of a text, of token ids with texts between them, or of a text with a gap to fill in."""
         text, suffix, vocabulary = request.prompt or "", request.suffix, self._vocabulary
         if suffix is not None:
-            self._raise_if_too_long([Message("user", text), Message("user", suffix)])
             if vocabulary.fill_in is None:
                 raise UsageError(
                     "this model can't fill in the middle",
@@ -265,23 +268,29 @@ class PromptWriter:
             before, after, middle = vocabulary.fill_in
             pieces = (vocabulary.tokenize(part, special=False, begins=False) for part in (text, suffix))
             return TokenizedPrompt(text, vocabulary.with_bos([before, *next(pieces), after, *next(pieces), middle]))
-        tokens = self.plain_tokens(request.prompt_tokens or (text,))
+        tokens, n_more = self.plain_tokens(request.prompt_tokens or (text,))
         if not tokens:
             raise UsageError("the prompt is empty", hint="type something")
-        return TokenizedPrompt(text, tokens)
+        return TokenizedPrompt(text, tokens, n_more=n_more)
 
-    def plain_tokens(self, parts: Sequence[int | str]) -> list[int]:
-        """Return the tokens of a prompt without a chat template: token ids, and texts.
+    def plain_tokens(self, parts: Sequence[int | str]) -> tuple[list[int], int]:
+        """Return the tokens of a prompt without a chat template: token ids, and texts, in which control tokens count.
+
+        The last value is the number of tokens after these, which are only counted.
 
         Raises:
             BadModelError: the vocabulary has no tokens for a text.
-            ContextOverflowError: the texts are certainly longer than the context window.
             UsageError: the vocabulary has no such token.
         """
         check_tokens((part for part in parts if isinstance(part, int)), self._vocabulary.n_tokens)
-        self._raise_if_too_long([Message("user", part) for part in parts if isinstance(part, str)])
-        given = [Part(part, True) if isinstance(part, str) else part for part in parts]
-        return self._tokens(given, lambda media: ())[0]
+        ids, n_more = list[int](), 0
+        for part in parts:
+            pieces = [[part]] if isinstance(part, int) else self._checked_pieces(part, special=True, begins=not ids)
+            ids, n_after = self._kept(ids, pieces)
+            n_more += n_after
+        if not ids and any(parts):
+            raise _lossy_vocabulary()
+        return ids if parts and isinstance(parts[0], int) else self._vocabulary.with_bos(ids), n_more
 
     def count(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> TokenCount:
         """Count the tokens of a conversation, and of each message.
@@ -289,18 +298,21 @@ class PromptWriter:
         Raises:
             BadTemplateError: there is no chat template, or it fails.
             BadModelError: the vocabulary has no tokens for the conversation.
-            UsageError: the prompt is empty, or its last message alone certainly too long, or another one far too long.
+            UsageError: the prompt is empty.
         """
-        tokenize, prompt = self._vocabulary.tokenize, self.prompt(Generate(request, asked), send, is_counted=True)
+        prompt = self.prompt(Generate(request, asked), send, is_counted=True)
         messages = self._readable(asked.messages)
-        each = [len(tokenize(message.content, special=False)) for message in messages]
+        each = [self._n_tokens(message.content) for message in messages]
         for index, message in enumerate(messages):
             # 0 for an image that the template leaves out.
             each[index] += sum(self._media_lengths.get(hash(media.data), 0) for media in message.media)
-        n_given = len(tokenize(asked.begins_reasoning, special=False)) + len(tokenize(asked.begins, special=False))
+        n_given = self._n_tokens(asked.begins_reasoning) + self._n_tokens(asked.begins)
         return TokenCount(
-            tuple(each), len(prompt.tokens) + n_given, prompt.turn.history if prompt.turn is not None else None
+            tuple(each), prompt.n_tokens + n_given, prompt.turn.history if prompt.turn is not None else None
         )
+
+    def _n_tokens(self, text: str) -> int:
+        return sum(map(len, self._vocabulary.token_pieces(text, special=False)))
 
     def rendered(self, asked: AnswerRequest, request: int, send: Callable[[Event], None]) -> str:
         """Return the prompt of a conversation as text. Raises as prompt()."""
@@ -313,14 +325,29 @@ class PromptWriter:
 
         Raises:
             BadModelError: the vocabulary has no tokens for it.
-            ContextOverflowError: it is certainly longer than the context window.
+            UsageError: it has more tokens than one message can hold.
         """
-        self._raise_if_too_long([Message("user", command.text)])
         vocabulary = self._vocabulary
-        tokens = vocabulary.tokenize(command.text, special=command.special)
+        tokens, n_more = self._kept([], vocabulary.token_pieces(command.text, special=command.special))
+        if n_more:
+            what = f"the text has {len(tokens) + n_more:,} tokens, and at most {self._most_kept:,} can be returned"
+            raise UsageError(what, hint="count it as a message, or divide it")
         tokens = vocabulary.with_bos(tokens) if command.adds_bos else tokens
         pieces = vocabulary_pieces(vocabulary, tokens) if command.has_pieces else ()
         return TextTokens(tuple(tokens), pieces, vocabulary.n_tokens)
+
+    @property
+    def _most_kept(self) -> int:
+        return max(self._n_ctx, _MOST_KEPT)
+
+    def _kept(self, tokens: list[int], pieces: Iterable[list[int]]) -> tuple[list[int], int]:
+        """Append tokens in pieces up to the limit; return all, and the number of tokens after them."""
+        n_more = 0
+        for piece in pieces:
+            n_new = 0 if n_more else max(self._most_kept - len(tokens), 0)
+            tokens += piece[:n_new]
+            n_more += len(piece[n_new:])
+        return tokens, n_more
 
     def detokenize(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens.
@@ -367,13 +394,12 @@ class PromptWriter:
         """Return what the answer is given to begin with; None for nothing.
 
         Raises:
-            UsageError: there is no chat template, or the text is certainly too long.
+            UsageError: there is no chat template.
         """
         if not (request.begins or request.begins_reasoning):
             return None
         if request.prompt is not None:
             raise UsageError("an answer with a given beginning has no plain prompt")
-        self._raise_if_too_long([Message("assistant", request.begins, reasoning=request.begins_reasoning)])
         return AnswerBeginning.of(prompt, reasoning, request.begins_reasoning, request.begins)
 
     def adapters_for(self, requested: tuple[AdapterScale, ...] | None) -> tuple[AdapterScale, ...]:
@@ -403,38 +429,38 @@ class PromptWriter:
         return Salt(request.owner, f"{'' if is_default else [tuple(each) for each in adapters]}|{request.salt}")
 
     def _tokens(
-        self, parts: Sequence[Part | Media | int], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
-    ) -> tuple[list[int], list[PlacedChunk]]:
+        self, parts: Sequence[Part | Media], encode: Callable[[Media], Pieces], standing: Sequence[int] = ()
+    ) -> tuple[list[int], list[PlacedChunk], int]:
         """Return the token ids of a prompt, none for an empty one, and the images and audio of the parts.
 
+        The last value is the number of tokens after these, which are only counted.
+
         Args:
-            parts: with token ids among them; a begin-of-sequence token is not added before the first one.
             standing: the tokens before the parts.
         """
-        vocabulary, ids, placed = self._vocabulary, [*standing], list[PlacedChunk]()
+        vocabulary, ids, placed, n_more = self._vocabulary, [*standing], list[PlacedChunk](), 0
         for part in parts:
             if isinstance(part, Part):
                 begins = not ids
-                ids += (
-                    self._token_cache.tokens(part.text, begins=begins)
+                pieces = (
+                    [self._token_cache.tokens(part.text, begins=begins)]
                     if part.special
-                    else self._checked(part.text, special=False, begins=begins)
+                    else self._checked_pieces(part.text, special=False, begins=begins)
                 )
-            elif isinstance(part, int):
-                ids.append(part)
+                ids, n_after = self._kept(ids, pieces)
+                n_more += n_after
             for piece in encode(part) if isinstance(part, Media) else ():
                 if isinstance(piece, list):
                     ids += piece
                 else:
                     placed.append(PlacedChunk(len(ids), piece))
                     ids += piece.ids
-        begins_with_ids = bool(standing) or (len(parts) > 0 and isinstance(parts[0], int))
-        tokens = ids if begins_with_ids else vocabulary.with_bos(ids)
+        tokens = ids if standing else vocabulary.with_bos(ids)
         placed = [chunk._replace(start=chunk.start + len(tokens) - len(ids)) for chunk in placed]
-        is_lost = not ids and any(isinstance(part, Part) and part.text for part in parts)
+        is_lost = not ids and text_of(parts)
         if is_lost or (tokens and tokens[0] >= vocabulary.n_tokens):
             raise _lossy_vocabulary()
-        return tokens, placed
+        return tokens, placed, n_more
 
     @cached_property
     def _token_cache(self) -> TokenCache:
@@ -442,38 +468,19 @@ class PromptWriter:
         return TokenCache(partial(self._checked, special=True), self._control_texts)
 
     def _checked(self, text: str, *, special: bool, begins: bool) -> list[int]:
-        """Return the tokens of a text.
+        return [*chain.from_iterable(self._checked_pieces(text, special=special, begins=begins))]
+
+    def _checked_pieces(self, text: str, *, special: bool, begins: bool) -> Iterator[list[int]]:
+        """Yield the tokens of a text.
 
         Raises:
             BadModelError: the vocabulary does not have all of them.
         """
-        tokens = self._vocabulary.tokenize(text, special=special, begins=begins)
         n_tokens = self._vocabulary.n_tokens
-        for start in range(0, len(tokens), PIECE_TOKENS):
-            piece = tokens[start : start + PIECE_TOKENS]
-            if not 0 <= min(piece) <= max(piece) < n_tokens:
+        for piece in self._vocabulary.token_pieces(text, special=special, begins=begins):
+            if piece and not 0 <= min(piece) <= max(piece) < n_tokens:
                 raise _lossy_vocabulary()
-        return tokens
-
-    def _raise_if_too_long(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, at_least: int = 0) -> None:
-        """Raise if the texts are longer than the context window in any tokenization; tokenizing them takes minutes.
-
-        Args:
-            at_least: tokens that they may have whatever the window.
-        """
-        texts = (*(text for message in messages for text in message.texts), *(text for tool in tools for text in tool))
-        n_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-        if n_bytes <= self._n_ctx * _LONG_TOKEN:
-            return
-        vocabulary = self._vocabulary
-        longest = max(len(vocabulary.piece(token)) for token in range(vocabulary.n_tokens))
-        minimum = n_bytes // max(longest, 1)
-        if minimum > max(self._n_ctx, at_least):
-            raise ContextOverflowError(
-                f"the prompt is at least {minimum:,} tokens long, the context window {self._n_ctx:,}",
-                hint="shorten it, or ask for a larger context window with --ctx",
-                size=(minimum, self._n_ctx),
-            )
+            yield piece
 
     def _readable(self, messages: Sequence[Message]) -> Sequence[Message]:
         return without_unreadable(messages, self._projector.modalities if self._projector is not None else frozenset())
@@ -529,6 +536,13 @@ def _forget_oldest(remembered: dict[Any, Any], limit: int) -> None:
     """Make room for one more."""
     while len(remembered) >= limit:
         del remembered[next(iter(remembered))]
+
+
+def _empty_prompt(*, is_plain: bool) -> UsageError:
+    if is_plain:
+        return UsageError("the prompt is empty", hint="type something")
+    why = "the chat template writes nothing for this conversation"
+    return UsageError("the prompt is empty", why=why, hint=OTHER_TEMPLATE)
 
 
 def _lossy_vocabulary() -> BadModelError:

@@ -189,7 +189,7 @@ def test_a_text_of_megabytes_is_cut_before_it_is_tokenized(
     embedding, tokenized = model(case), list[int]()
     tokenize = LlamaVocabulary._tokenize
 
-    def counted(vocabulary: LlamaVocabulary, text: str, *, special: bool) -> list[int]:
+    def counted(vocabulary: LlamaVocabulary, text: str, *, special: bool) -> Iterator[list[int]]:
         tokenized.append(len(text))
         return tokenize(vocabulary, text, special=special)
 
@@ -198,9 +198,16 @@ def test_a_text_of_megabytes_is_cut_before_it_is_tokenized(
     tokenized.clear()
     assert_equal(embedding.rows("the model " * 1_000_000), wanted)
     assert max(tokenized) < 20_000
-    with pytest.raises(ContextOverflowError, match="text 1 has at least"):
-        embedding.done("the model " * 1_000_000, truncates=False)
-    assert sum(tokenized) < 40_000
+
+
+@pytest.mark.parametrize("case", [BERT, QWEN3])
+def test_an_overflow_names_the_number_of_tokens(case: str, model: Callable[..., Embedding]) -> None:
+    embedding, text = model(case), "the model " * 40_000
+    vocabulary = embedding.loaded.weights.vocabulary
+    size = len(vocabulary.tokenize(text, special=False)) + sum(map(len, vocabulary.around_text))
+    with pytest.raises(ContextOverflowError, match=f"text 2 has {size:,} tokens") as caught:
+        embedding.done("the model", text, truncates=False)
+    assert caught.value.size == (size, embedding.loaded.embedder.n_ctx)
 
 
 def test_texts_are_not_tokenized_after_a_cancel(model: Callable[..., Embedding]) -> None:
