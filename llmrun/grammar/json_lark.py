@@ -1,8 +1,9 @@
 """The grammar of a JSON schema in llguidance's Lark.
 
 JSON is written as json.dumps does it, without free whitespace, which a small model writes without end. A model also
-fills without end what a schema leaves open, so an object that lists properties gets no others, and a list no items
-after its prefix, unless the schema says so or needs them.
+fills without end what a schema leaves open. So the properties that an object does not list come after those it needs,
+and a list has no items after its prefix, unless the schema says so or needs them. In a strict schema an object that
+lists properties has no others, and they are in the schema's order.
 
 llguidance 1.9 compiles schemas too (%json), but refuses not, if, oneOf, contains, uniqueItems, dependentRequired,
 propertyNames and patterns with a look-ahead or a border of words.

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 from math import ceil, floor, lcm
 from typing import Any, NamedTuple
@@ -20,6 +21,10 @@ from llmrun.grammar.regex import FORMATS, parse
 from llmrun.grammar.schema import Schema, types_allowed, types_of_value
 
 _MAX_ALTERNATIVES = 256
+_COMBINING = frozenset((
+    "$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentRequired", "dependentSchemas", "dependencies",
+    "unevaluatedProperties", "unevaluatedItems",
+))  # fmt: skip
 _ONE_OF_HINT = "write anyOf, or give each object a required property with a const of its own"
 
 
@@ -109,11 +114,15 @@ class Object:
         return joined
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listed:
     """One of these values, all of one type."""
 
     values: tuple[Any, ...]
+
+    @cached_property
+    def texts(self) -> frozenset[str]:
+        return frozenset(map(canonical, self.values))
 
 
 Shape = Number | Text | Array | Object | Listed
@@ -150,6 +159,7 @@ class Shapes:
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._boxes: dict[int, list[Box]] = {}
+        self._owns: dict[int, Box] = {}
         self._of_terms: dict[object, list[Box]] = {}
         self._possible: dict[object, bool] = {}
 
@@ -167,7 +177,9 @@ class Shapes:
 
     def _all_of(self, terms: Terms) -> list[Box]:
         boxes: list[Box] = [_FULL]
-        for term in sorted(terms, key=lambda term: not (term.holds and _is_listed(term.schema))):
+        if len(terms) > 1:  # listed values can be filtered by any schema, even by one whose opposite has no normal form
+            terms = tuple(sorted(terms, key=lambda term: not (term.holds and _is_listed(term.schema))))
+        for term in terms:
             if _are_listed(boxes):
                 boxes = self._filtered(boxes, term)
             else:
@@ -196,8 +208,7 @@ class Shapes:
             return any(self._fits(box, value) for box in self._of(part))
         one_of = [self._holds(option, value) for option in part.get("oneOf", ())]
         return (
-            self._fits(self._asserted(part), value)
-            and self._fits(_listed(part), value)
+            self._fits(self._own(part), value)
             and ("$ref" not in part or self._holds(self._schema.target(part), value))
             and all(self._holds(option, value) for option in part.get("allOf", ()))
             and ("anyOf" not in part or any(self._holds(option, value) for option in part["anyOf"]))
@@ -239,8 +250,9 @@ class Shapes:
         return self._boxes[id(part)]
 
     def _normal(self, part: dict[str, Any]) -> list[Box]:
-        boxes = self._meet([self._asserted(part)], [_listed(part)])
-        if _are_listed(boxes):
+        own = self._own(part)
+        boxes = [own] if own else []
+        if _are_listed(boxes) and not _COMBINING.isdisjoint(part):
             return self._filtered(boxes, Term(part))
         if "$ref" in part:
             boxes = self._meet(boxes, self._of(self._schema.target(part)))
@@ -269,6 +281,12 @@ class Shapes:
         if "unevaluatedItems" in part:
             boxes = [self._evaluated_items(part, box, _terms(part["unevaluatedItems"])) for box in boxes]
         return boxes
+
+    def _own(self, part: dict[str, Any]) -> Box:
+        """Return the constraints of a schema without those that combine it with others."""
+        if id(part) not in self._owns:
+            self._owns[id(part)] = self._intersection(self._asserted(part), _listed(part))
+        return self._owns[id(part)]
 
     def _asserted(self, part: dict[str, Any]) -> Box:
         """Return the constraints of the keywords that are about one type."""
@@ -413,7 +431,7 @@ class Shapes:
 
     def _suits(self, shape: Shape, value: Any) -> bool:
         if isinstance(shape, Listed):
-            return canonical(value) in map(canonical, shape.values)
+            return canonical(value) in shape.texts
         if isinstance(shape, Number):
             return _in_range(shape, _fraction(value))
         if isinstance(shape, Text):

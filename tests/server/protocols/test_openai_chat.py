@@ -10,6 +10,7 @@ import pytest
 from support import answers
 
 from llmrun.errors import BadGrammarError, ContextOverflowError, LlmrunError, UsageError
+from llmrun.grammar import Grammar
 from llmrun.protocol.messages import Message, Stats, TokenLogprob
 from llmrun.server.answer import CompletionRequest, Envelope
 from llmrun.server.protocols import openai_text
@@ -94,6 +95,23 @@ def test_when_the_answer_ends() -> None:
 def test_response_formats(given: dict[str, Any], grammar: str | None) -> None:
     found = read({**USER, "response_format": given}).request.grammar
     assert (found.text if found else None) == grammar
+
+
+@pytest.mark.parametrize("strict", [True, False, None])
+def test_only_a_strict_schema_is_closed(strict: bool | None) -> None:
+    schema = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
+    given: dict[str, Any] = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "strict": strict, "schema": {"type": "string"}},
+    }
+    found = read({**USER, "response_format": given}).request.grammar
+    assert found == Grammar("json_schema", '{"type": "string"}', is_strict=bool(strict))
+    given["json_schema"]["schema"] = schema
+    if strict:
+        with pytest.raises(BadGrammarError, match="oneOf"):
+            read({**USER, "response_format": given})
+    else:
+        assert read({**USER, "response_format": given}).request.grammar
 
 
 def test_grammars_exclude_each_other_and_must_be_right() -> None:
