@@ -17,6 +17,7 @@
 #include "control.hpp"
 #include "decode.hpp"
 #include "gate.hpp"
+#include "ggml_attention.hpp"
 #include "ggml_kernels.hpp"
 #include "limits.hpp"
 #include "rows.hpp"
@@ -517,6 +518,7 @@ void define_kernels(nb::module_& module) {
                "Let our kernels compute what they can for a ggml extra buffer type, once.");
     module.def("enable_kernels", llmrun::ggml::enable, "are_on"_a, "Switch the installed kernels on or off.");
     module.def("products_computed", llmrun::ggml::computed, "Return the number of products our kernels have computed.");
+    module.def("attentions_computed", llmrun::ggml::FlashAttention::computed, "Return the number of attention operations ours have computed.");
 }
 
 NB_MODULE(_native, module) {

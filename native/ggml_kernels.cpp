@@ -4,6 +4,8 @@
 #include <atomic>
 #include <new>
 
+#include "ggml_attention.hpp"
+
 namespace llmrun::ggml {
 namespace {
 
@@ -243,7 +245,7 @@ private:
 class Before final : public ExtraBufferType {
 public:
     Before(ExtraBufferType& other, const void* buffer_type, const Functions& functions, const MatmulKernels& kernels)
-        : other_(other), products_(buffer_type, functions, kernels) {}
+        : other_(other), products_(buffer_type, functions, kernels), attention_(functions, attention_kernels(kernels)) {}
 
     bool supports_op(void* device, const Tensor* operation) override { return other_.supports_op(device, operation); }
 
@@ -251,12 +253,16 @@ public:
         if (enabled.load(std::memory_order_relaxed) && products_.kernel_of(*operation)) {
             return &products_;
         }
+        if (enabled.load(std::memory_order_relaxed) && attention_.kernel_of(*operation)) {
+            return &attention_;
+        }
         return other_.get_tensor_traits(operation);
     }
 
 private:
     ExtraBufferType& other_;
     Products products_;
+    FlashAttention attention_;
 };
 
 // The beginning of struct ggml_backend_buffer_type.

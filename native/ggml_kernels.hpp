@@ -46,7 +46,8 @@ struct ComputeParams {
     bool use_reference;
 };
 
-constexpr int f32 = 0, mul_mat = 29, mul_mat_id = 30;  // GGML_TYPE_F32, GGML_OP_MUL_MAT, GGML_OP_MUL_MAT_ID
+constexpr int f32 = 0, f16 = 1;                                   // GGML_TYPE_F32, GGML_TYPE_F16
+constexpr int mul_mat = 29, mul_mat_id = 30, flash_attn_ext = 74;  // GGML_OP_MUL_MAT, GGML_OP_MUL_MAT_ID, GGML_OP_FLASH_ATTN_EXT
 
 // class ggml::cpu::tensor_traits
 class TensorTraits {
