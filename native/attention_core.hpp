@@ -119,7 +119,7 @@ struct Scratch {
     char* spare;     // keys of Isa::lanes cells
     Seen* positions;
 
-    Scratch(char* memory, int64_t depth, int64_t width, int64_t rows) : end_(memory) {
+    Scratch(char* memory, int64_t depth, int64_t width, int64_t rows) : memory_(memory) {
         take(keys, chunk * depth);
         take(values, chunk * value_floats(width));
         take(scores, Isa::rows * chunk);
@@ -130,17 +130,18 @@ struct Scratch {
     }
 
     static size_t bytes(int64_t depth, int64_t width, int64_t rows) {
-        return static_cast<size_t>(Scratch(nullptr, depth, width, rows).end_ - static_cast<char*>(nullptr));
+        return static_cast<size_t>(Scratch(nullptr, depth, width, rows).taken_);
     }
 
 private:
     template <class T>
     void take(T*& part, int64_t count) {
-        part = reinterpret_cast<T*>(end_);
-        end_ += rounded(count * static_cast<int64_t>(sizeof(T)), 64);
+        part = memory_ ? reinterpret_cast<T*>(memory_ + taken_) : nullptr;
+        taken_ += rounded(count * static_cast<int64_t>(sizeof(T)), 64);
     }
 
-    char* end_;
+    char* memory_;
+    int64_t taken_ = 0;
 };
 
 // Scores are exponents of two, or what a cap makes of these: the scale of the queries sees to it.

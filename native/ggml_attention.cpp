@@ -115,25 +115,15 @@ struct Division {
     }
 };
 
-// The work memory, which all threads share: a counter of tasks, slopes, a scratch for each thread, states.
-struct Work {
-    std::atomic<int64_t>& next;
-    float* slopes;
-    char* scratches;
-    int64_t scratch_bytes;
-    States states;
+// Where the parts of the work memory are, which all threads share: a counter of tasks, slopes, a scratch for each thread, states.
+struct Layout {
+    int64_t slopes, scratches, scratch_bytes, states, bytes;
 
-    Work(char* memory, const Problems& problems, const AttentionKernels& kernels, const Division& division, int n_threads)
-        : next(*reinterpret_cast<std::atomic<int64_t>*>(memory)), slopes(reinterpret_cast<float*>(memory + line)),
-          scratches(memory + line + problems.slopes_bytes()),
+    Layout(const Problems& problems, const AttentionKernels& kernels, const Division& division, int n_threads)
+        : slopes(line), scratches(slopes + problems.slopes_bytes()),
           scratch_bytes(rounded(static_cast<int64_t>(kernels.scratch_bytes(problems.depth, problems.width, division.rows)))),
-          states{scratches + n_threads * scratch_bytes, division.rows, problems.value_floats} {}
-
-    static int64_t bytes(const Problems& problems, const AttentionKernels& kernels, int n_threads) {
-        const Division division(problems, kernels, n_threads);
-        const Work work(nullptr, problems, kernels, division, n_threads);
-        return work.states.memory - static_cast<char*>(nullptr) + division.n_states * work.states.bytes();
-    }
+          states(scratches + n_threads * scratch_bytes),
+          bytes(states + division.n_states * States{nullptr, division.rows, problems.value_floats}.bytes()) {}
 };
 
 int64_t share(int64_t pieces, int64_t thread, int64_t n_threads) { return pieces * thread / n_threads; }
@@ -167,7 +157,7 @@ bool FlashAttention::work_size(int n_threads, const Tensor* operation, size_t& b
     const Problems problems(*operation, kernels_);
     int64_t most = 0;  // it can be computed by fewer threads
     for (int n = 1; n <= n_threads; ++n) {
-        most = std::max(most, Work::bytes(problems, kernels_, n));
+        most = std::max(most, Layout(problems, kernels_, Division(problems, kernels_, n), n).bytes);
     }
     bytes = static_cast<size_t>(line + most);
     return true;
@@ -181,39 +171,43 @@ bool FlashAttention::compute_forward(ComputeParams* params, Tensor* operation) {
     const int thread = params->thread, n_threads = params->n_threads;
     const Problems problems(*operation, kernels_);
     const Division division(problems, kernels_, n_threads);
-    const Work work(aligned(params->work), problems, kernels_, division, n_threads);
+    const Layout layout(problems, kernels_, division, n_threads);
+    char* memory = aligned(params->work);
+    std::atomic<int64_t>& next = *reinterpret_cast<std::atomic<int64_t>*>(memory);
+    float* slopes = reinterpret_cast<float*>(memory + layout.slopes);
+    char* scratch = memory + layout.scratches + thread * layout.scratch_bytes;
+    const States states{memory + layout.states, division.rows, problems.value_floats};
     if (thread == 0) {
         n_computed.fetch_add(1, std::memory_order_relaxed);
-        new (&work.next) std::atomic<int64_t>(0);
-        problems.fill_slopes(work.slopes);
+        new (&next) std::atomic<int64_t>(0);
+        problems.fill_slopes(slopes);
     }
     functions_.barrier(params->threadpool);
-    char* scratch = work.scratches + thread * work.scratch_bytes;
     if (division.by_cells) {
         // In the order of the memory: all heads of a chunk are side by side.
         const int64_t n_tasks = problems.count * problems.chunks;
         for (int64_t task = share(n_tasks, thread, n_threads); task < share(n_tasks, thread + 1, n_threads); ++task) {
-            const Attention attention = problems.at(task % problems.count, work.slopes);
+            const Attention attention = problems.at(task % problems.count, slopes);
             const int64_t begin = task / problems.count * cells_of_chunk;
-            kernel->attend(attention, 0, problems.rows, begin, std::min(begin + cells_of_chunk, attention.cells), work.states.at(task), scratch);
+            kernel->attend(attention, 0, problems.rows, begin, std::min(begin + cells_of_chunk, attention.cells), states.at(task), scratch);
         }
         functions_.barrier(params->threadpool);
         const int64_t pieces = parts(problems.rows, rows_of_addition), n_sums = pieces * problems.count;
         for (int64_t piece = share(n_sums, thread, n_threads); piece < share(n_sums, thread + 1, n_threads); ++piece) {
             const int64_t problem = piece / pieces, row = piece % pieces * rows_of_addition;
             const int64_t last = std::min(row + rows_of_addition, problems.rows);
-            const State sum = work.states.at(problem, row);
+            const State sum = states.at(problem, row);
             for (int64_t chunk = 1; chunk < problems.chunks; ++chunk) {
-                kernels_.add(problems.width, last - row, sum, work.states.at(chunk * problems.count + problem, row));
+                kernels_.add(problems.width, last - row, sum, states.at(chunk * problems.count + problem, row));
             }
-            kernels_.finish(problems.at(problem, work.slopes), row, last, sum);
+            kernels_.finish(problems.at(problem, slopes), row, last, sum);
         }
         return true;
     }
-    const State state = work.states.at(thread);
+    const State state = states.at(thread);
     const int64_t pieces = parts(problems.rows, division.rows), n_tasks = pieces * problems.count;
-    for (int64_t task; (task = work.next.fetch_add(1, std::memory_order_relaxed)) < n_tasks;) {
-        const Attention attention = problems.at(task % problems.count, work.slopes);
+    for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < n_tasks;) {
+        const Attention attention = problems.at(task % problems.count, slopes);
         const int64_t piece = pieces - 1 - task / problems.count;  // later positions have more cells
         const int64_t first = piece * division.rows, last = std::min(first + division.rows, problems.rows);
         kernel->attend(attention, first, last, 0, attention.cells, state, scratch);
