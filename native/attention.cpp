@@ -9,10 +9,10 @@ extern const AttentionKernels attention_of_avx2;
 extern const AttentionKernels attention_of_avx512;
 #endif
 
-const AttentionKernel* AttentionKernels::of(int key_type, int value_type) const {
+const AttentionKernel* AttentionKernels::of(int key_type, int value_type, int64_t depth, int64_t width) const {
     for (const AttentionKernel* kernel = begin; kernel != end; ++kernel) {
         if (kernel->key_type == key_type && kernel->value_type == value_type) {
-            return kernel;
+            return depth % kernel->key_block == 0 && width % kernel->value_block == 0 ? kernel : nullptr;
         }
     }
     return nullptr;

@@ -70,7 +70,8 @@ struct AttentionKernels {
     // Writes the results of rows [first, last), whose state this is.
     void (*finish)(const Attention& attention, int64_t first, int64_t last, const State& state);
 
-    const AttentionKernel* of(int key_type, int value_type) const;
+    // Null if there is none for these types and lengths of a key and a value.
+    const AttentionKernel* of(int key_type, int value_type, int64_t depth, int64_t width) const;
 };
 
 // Those for the instruction set of other kernels.

@@ -436,7 +436,7 @@ inline void finish(const Attention& attention, int64_t first, int64_t last, cons
 }
 
 template <class Key, class Value>
-constexpr AttentionKernel kernel_of{Key::type, Value::type, Key::block, Value::block, attend<Key, Value>};
+constexpr AttentionKernel kernel_of{Key::type, Value::type, Key::block, Value::block < wide ? wide : Value::block, attend<Key, Value>};
 
 constexpr AttentionKernel kernels[] = {kernel_of<F16, F16>, kernel_of<Q8_0, Q8_0>, kernel_of<F16, Q8_0>, kernel_of<Q8_0, F16>};
 constexpr AttentionKernels table{kernels, kernels + sizeof kernels / sizeof kernels[0], Isa::rows, value_floats, Scratch::bytes, add, finish};

@@ -138,16 +138,12 @@ const AttentionKernel* FlashAttention::kernel_of(const Tensor& operation) const 
     }
     const Tensor &queries = *operation.src[0], &keys = *operation.src[1], &values = *operation.src[2];
     const Tensor *mask = operation.src[3], *sinks = operation.src[4];
-    const AttentionKernel* kernel = kernels_.of(keys.type, values.type);
-    if (!kernel || keys.ne[0] % kernel->key_block || values.ne[0] % std::max(kernel->value_block, 16)) {
-        return nullptr;
-    }
     const bool is_regular = queries.type == f32 && operation.type == f32 && queries.nb[0] == sizeof(float) && queries.nb[1] % sizeof(float) == 0 &&
                             queries.nb[2] % sizeof(float) == 0 && queries.nb[3] % sizeof(float) == 0 &&
                             keys.ne[2] == values.ne[2] && keys.ne[3] == values.ne[3] && queries.ne[2] % keys.ne[2] == 0 &&
                             queries.ne[3] % keys.ne[3] == 0 && (!mask || (mask->type == f16 && mask->ne[2] == 1 && mask->nb[0] == 2)) &&
                             (!sinks || sinks->type == f32);
-    return is_regular ? kernel : nullptr;
+    return is_regular ? kernels_.of(keys.type, values.type, keys.ne[0], values.ne[0]) : nullptr;
 }
 
 bool FlashAttention::work_size(int n_threads, const Tensor* operation, size_t& bytes) {

@@ -155,7 +155,7 @@ struct States {
 std::vector<float> attend(const AttentionKernels& kernels, const Case& one, bool by_cells, int64_t most_rows) {
     std::vector<float> results;
     const Attention attention = one.problem(results);
-    const AttentionKernel& kernel = *kernels.of(one.keys.type, one.values.type);
+    const AttentionKernel& kernel = *kernels.of(one.keys.type, one.values.type, one.depth, one.width);
     for (int64_t first = 0, last = 0; first < attention.rows; first = last) {
         last = std::min(attention.rows, first + up_to(1, most_rows));
         const int64_t rows = last - first;
@@ -285,10 +285,12 @@ void test_what_is_not_a_number_stays_so() {
     }
 }
 
-void test_other_types_have_none() {
+void test_other_types_and_lengths_have_none() {
     for (const MatmulKernels& products : llmrun::available_matmul_kernels()) {
-        CHECK(llmrun::attention_kernels(products).of(30, 30) == nullptr);  // BF16
-        CHECK(llmrun::attention_kernels(products).of(f16, q8_0)->key_block == 8);
+        const AttentionKernels& kernels = llmrun::attention_kernels(products);
+        CHECK(kernels.of(30, 30, 64, 64) == nullptr);  // BF16
+        CHECK(kernels.of(f16, f16, 40, 48) && !kernels.of(f16, f16, 36, 48) && !kernels.of(f16, f16, 40, 40));
+        CHECK(kernels.of(f16, q8_0, 40, 64) && !kernels.of(f16, q8_0, 40, 48) && !kernels.of(q8_0, f16, 40, 48));
     }
 }
 
@@ -299,6 +301,6 @@ int main() {
     test_extreme_scores();
     test_hidden_cells();
     test_what_is_not_a_number_stays_so();
-    test_other_types_have_none();
+    test_other_types_and_lengths_have_none();
     return summary();
 }

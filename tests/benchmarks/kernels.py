@@ -81,7 +81,7 @@ def compare_attention() -> None:
                 rate = pairs * heads[2] * 2 / found[True] / 1e9
                 print(
                     f"{model:8} {kind:5} {positions:4} of {cells:5}  llmrun {found[True] * 1e3:8.3f}  "
-                    f"ggml {found[False] * 1e3:8.3f} ms  x {found[False] / found[True]:5.2f}  {rate:5.0f} billion multiply-adds/s",
+                    f"ggml {found[False] * 1e3:8.3f} ms  x {found[False] / found[True]:5.2f}  {rate:5.0f} GMAC/s",
                     flush=True,
                 )
 
