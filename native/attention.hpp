@@ -24,6 +24,12 @@ struct Strided {
     const char* at(int64_t index) const { return first + index * stride; }
 };
 
+struct KeysAndValues {
+    Strided keys, values;  // by cell
+
+    KeysAndValues from(int64_t cell) const { return {{keys.at(cell), keys.stride}, {values.at(cell), values.stride}}; }
+};
+
 // The queries of the heads that share one head of keys and values. Row r is the query of position r / heads and head r % heads.
 struct Attention {
     int64_t heads;
@@ -33,9 +39,9 @@ struct Attention {
     int64_t width;  // elements of a value and of a result
     Strided queries;  // by position, floats
     int64_t query_head_stride;
-    Strided keys, values;  // by cell
-    Strided mask;          // by position, 16-bit floats that are added to the scores; `first` may be null
-    char* results;         // of position 0 and head 0, floats
+    KeysAndValues cache;
+    Strided mask;   // by position, 16-bit floats that are added to the scores; `first` may be null
+    char* results;  // of position 0 and head 0, floats
     int64_t result_stride, result_head_stride;
     float scale;
     float softcap;        // 0: none
@@ -55,7 +61,9 @@ struct AttentionKernel {
     int key_type, value_type;    // ggml's numbers
     int key_block, value_block;  // depth and width are multiples of them
     // Rows [first, last) over cells [begin, end), both in whole chunks; the state has these rows, and need not have been set.
-    void (*attend)(const Attention& attention, int64_t first, int64_t last, int64_t begin, int64_t end, const State& state, char* scratch);
+    // `next` are the keys and values that will be read after these.
+    void (*attend)(const Attention& attention, int64_t first, int64_t last, int64_t begin, int64_t end, const State& state,
+                   const KeysAndValues& next, char* scratch);
 };
 
 // The functions for one instruction set. Scratch and values of a state are aligned to 64 bytes.

@@ -161,12 +161,22 @@ inline void pack_queries(const Attention& attention, int64_t first, int64_t last
     }
 }
 
+// Cells of a head are often some kilobytes apart, which processors don't foresee.
+LLMRUN_INLINE void fetch(const Strided& cells, int begin, int end, int64_t bytes) {
+    for (int cell = begin; cell < end; ++cell) {
+        for (int64_t at = 0; at < bytes; at += 64) {
+            __builtin_prefetch(cells.at(cell) + at, 0, 2);
+        }
+    }
+}
+
 template <class T>
-void unpack_keys(const Strided& keys, int64_t depth, const Seen& cells, int count, const Scratch& scratch) {
+void unpack_keys(const Strided& keys, const Strided& next, int64_t depth, const Seen& cells, int count, const Scratch& scratch) {
+    const int64_t bytes = depth / T::block * T::bytes;
     for (int cell = cells.begin / panel * panel; cell < rounded(cells.end, wide); cell += Isa::lanes) {
+        fetch(next, cell, cell + Isa::lanes, bytes);
         Strided from{keys.at(cell), keys.stride};
         if (count - cell < Isa::lanes) {  // zeros behind the last one
-            const int64_t bytes = depth / T::block * T::bytes;
             __builtin_memset(scratch.spare, 0, static_cast<size_t>(Isa::lanes * bytes));
             for (int i = 0; i < count - cell; ++i) {
                 __builtin_memcpy(scratch.spare + i * bytes, from.at(i), static_cast<size_t>(bytes));
@@ -185,8 +195,9 @@ void unpack_keys(const Strided& keys, int64_t depth, const Seen& cells, int coun
 }
 
 template <class T>
-void unpack_values(const Strided& values, int64_t width, const Seen& cells, float* to) {
+void unpack_values(const Strided& values, const Strided& next, int64_t width, const Seen& cells, float* to) {
     for (int cell = cells.begin; cell < cells.end; ++cell) {
+        fetch(next, cell, cell + 1, width / T::block * T::bytes);
         for (int element = 0; element < value_floats(width); element += Isa::lanes) {
             float* out = to + element / panel * panel * chunk + cell * panel + element % panel;
             Isa::store_floats(out, element < width ? T::row(values.at(cell), element) : Isa::no_floats());
@@ -374,7 +385,8 @@ LLMRUN_INLINE void attend_tile_of(int count, const Arguments&... arguments) {
 }
 
 template <class Key, class Value>
-void attend(const Attention& attention, int64_t first, int64_t last, int64_t begin, int64_t end, const State& state, char* memory) {
+void attend(const Attention& attention, int64_t first, int64_t last, int64_t begin, int64_t end, const State& state,
+            const KeysAndValues& next, char* memory) {
     const Scratch scratch(memory, attention.depth, attention.width, last - first);
     const int64_t stride = value_floats(attention.width), position = first / attention.heads;
     const int64_t n_positions = (last - 1) / attention.heads - position + 1;
@@ -393,8 +405,9 @@ void attend(const Attention& attention, int64_t first, int64_t last, int64_t beg
         if (all.begin >= all.end) {
             continue;
         }
-        unpack_keys<Key>({attention.keys.at(cell), attention.keys.stride}, attention.depth, all, count, scratch);
-        unpack_values<Value>({attention.values.at(cell), attention.values.stride}, attention.width, all, scratch.values);
+        const KeysAndValues own = attention.cache.from(cell), later = end - cell > chunk ? attention.cache.from(cell + chunk) : next;
+        unpack_keys<Key>(own.keys, later.keys, attention.depth, all, count, scratch);
+        unpack_values<Value>(own.values, later.values, attention.width, all, scratch.values);
         for (int64_t row = first; row < last; row += Isa::rows) {
             const State rows{state.greatest + (row - first), state.sum + (row - first), state.values + (row - first) * stride};
             attend_tile_of(least(last - row, Isa::rows), attention, row, scratch.queries + (row - first) * attention.depth,

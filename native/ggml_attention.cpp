@@ -47,8 +47,7 @@ public:
         const float softcap = parameter(operation_, 2);
         return {heads, rows, keys_.ne[1], depth, width,
                 {part(queries_, head * heads, sequence), stride(queries_, 1)}, stride(queries_, 2),
-                {part(keys_, head, sequence / copies), stride(keys_, 1)},
-                {part(values, head, sequence / copies), stride(values, 1)},
+                {{part(keys_, head, sequence / copies), stride(keys_, 1)}, {part(values, head, sequence / copies), stride(values, 1)}},
                 mask, results, stride(operation_, 2), stride(operation_, 1), parameter(operation_, 0), softcap,
                 slopes + head * heads, sinks_ ? static_cast<const float*>(sinks_->data) + head * heads : nullptr};
     }
@@ -185,7 +184,9 @@ bool FlashAttention::compute_forward(ComputeParams* params, Tensor* operation) {
         for (int64_t task = share(n_tasks, thread, n_threads); task < share(n_tasks, thread + 1, n_threads); ++task) {
             const Attention attention = problems.at(task % problems.count, slopes);
             const int64_t begin = task / problems.count * cells_of_chunk;
-            kernel->attend(attention, 0, problems.rows, begin, std::min(begin + cells_of_chunk, attention.cells), states.at(task), scratch);
+            const int64_t next = std::min(task + 1, n_tasks - 1);
+            kernel->attend(attention, 0, problems.rows, begin, std::min(begin + cells_of_chunk, attention.cells), states.at(task),
+                           problems.at(next % problems.count, slopes).cache.from(next / problems.count * cells_of_chunk), scratch);
         }
         functions_.barrier(params->threadpool);
         const int64_t pieces = parts(problems.rows, rows_of_addition), n_sums = pieces * problems.count;
@@ -206,7 +207,7 @@ bool FlashAttention::compute_forward(ComputeParams* params, Tensor* operation) {
         const Attention attention = problems.at(task % problems.count, slopes);
         const int64_t piece = pieces - 1 - task / problems.count;  // later positions have more cells
         const int64_t first = piece * division.rows, last = std::min(first + division.rows, problems.rows);
-        kernel->attend(attention, first, last, 0, attention.cells, state, scratch);
+        kernel->attend(attention, first, last, 0, attention.cells, state, attention.cache, scratch);
         kernels_.finish(attention, first, last, state);
     }
     return true;

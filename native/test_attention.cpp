@@ -84,7 +84,7 @@ struct Case {
         results.assign(static_cast<size_t>(positions * heads * result_row), untouched);
         return {heads, positions * heads, cells, depth, width,
                 {reinterpret_cast<const char*>(queries.data()), 4 * row * heads}, 4 * row,
-                {keys.bytes.data(), keys.stride}, {values.bytes.data(), values.stride},
+                {{keys.bytes.data(), keys.stride}, {values.bytes.data(), values.stride}},
                 {mask.empty() ? nullptr : reinterpret_cast<const char*>(mask.data()), 2 * mask_stride},
                 reinterpret_cast<char*>(results.data()), 4 * result_row * heads, 4 * result_row,
                 scale, softcap, slopes.data(), sinks.empty() ? nullptr : sinks.data()};
@@ -162,12 +162,12 @@ std::vector<float> attend(const AttentionKernels& kernels, const Case& one, bool
         const Memory scratch(kernels.scratch_bytes(one.depth, one.width, rows));
         const States sum(kernels, one.width, rows);
         if (!by_cells) {
-            kernel.attend(attention, first, last, 0, one.cells, sum.state, scratch.data);
+            kernel.attend(attention, first, last, 0, one.cells, sum.state, attention.cache, scratch.data);
         }
         for (int64_t begin = 0, end = 0; by_cells && begin < one.cells; begin = end) {
             end = std::min(one.cells, begin + cells_of_chunk);
             const States later(kernels, one.width, rows);
-            kernel.attend(attention, first, last, begin, end, begin ? later.state : sum.state, scratch.data);
+            kernel.attend(attention, first, last, begin, end, begin ? later.state : sum.state, attention.cache, scratch.data);
             for (int64_t row = 0, next = 0; begin && row < rows; row = next) {
                 next = std::min(rows, row + up_to(1, 20));
                 kernels.add(one.width, next - row, sum.at(row), later.at(row));
