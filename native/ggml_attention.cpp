@@ -9,12 +9,12 @@
 namespace llmrun::ggml {
 namespace {
 
-constexpr int64_t line = 64;             // bytes of a cache line
-constexpr int64_t most_rows = 192;       // that are computed together, if their number leaves enough tasks
+constexpr int64_t line = 64;        // bytes of a cache line
+constexpr int64_t most_rows = 192;  // of a task: keys and values are unpacked once for all, whose states stay in the cache
+constexpr int64_t few_rows = 48;    // of a head, which are divided by their cells; else a task has at least as many
 constexpr int64_t tasks_per_thread = 4;
-constexpr int64_t few_rows = 48;         // of a head, which are divided by their cells
-constexpr int64_t rows_of_addition = 4;
-constexpr int64_t most_state_bytes = 64 << 20;
+constexpr int64_t rows_of_addition = 4;         // whose states a thread adds together
+constexpr int64_t most_state_bytes = 64 << 20;  // of all chunks
 
 std::atomic<uint64_t> n_computed{0};
 
@@ -107,7 +107,7 @@ struct Division {
             n_states = n_chunks;
         } else {
             const int64_t wanted = parts(tasks_per_thread * n_threads, problems.count);  // tasks of a head
-            rows = std::clamp(parts(problems.rows, wanted), std::min(few_rows, most_rows), most_rows);
+            rows = std::clamp(parts(problems.rows, wanted), few_rows, most_rows);
             rows = parts(rows, kernels.rows) * kernels.rows;
             n_states = n_threads;
         }
