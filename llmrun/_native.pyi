@@ -356,6 +356,12 @@ def enable_kernels(are_on: bool) -> None:
 def products_computed() -> int:
     """Return the number of products that our kernels have computed in this process."""
 
+def can_attend(key_type: int, value_type: int, key_length: int, value_length: int) -> bool:
+    """Return whether our kernels compute attention over a KV cache of these types (ggml's numbers) and head lengths."""
+
+def attentions_computed() -> int:
+    """Return the number of attention operations that our kernels have computed in this process."""
+
 def read_rate(n_bytes: int, threads: int, seconds: float) -> float:
     """Bytes/s that so many threads read from a buffer of that size, the best of the passes within so many seconds.
 

@@ -17,6 +17,7 @@
 #include "control.hpp"
 #include "decode.hpp"
 #include "gate.hpp"
+#include "ggml_attention.hpp"
 #include "ggml_kernels.hpp"
 #include "limits.hpp"
 #include "rows.hpp"
@@ -515,6 +516,14 @@ void define_kernels(nb::module_& module) {
                "Let our kernels compute what they can for a ggml extra buffer type, once.");
     module.def("enable_kernels", llmrun::ggml::enable, "are_on"_a, "Switch the installed kernels on or off.");
     module.def("products_computed", llmrun::ggml::computed, "Return the number of products our kernels have computed.");
+    module.def(
+        "can_attend",
+        [](int key_type, int value_type, int64_t key_length, int64_t value_length) {
+            const auto& available = llmrun::available_matmul_kernels();
+            return !available.empty() && llmrun::attention_kernels(available.back()).of(key_type, value_type, key_length, value_length);
+        },
+        "key_type"_a, "value_type"_a, "key_length"_a, "value_length"_a, "Return whether our kernels compute attention of these types and lengths.");
+    module.def("attentions_computed", llmrun::ggml::FlashAttention::computed, "Return the number of attention operations ours have computed.");
 }
 
 NB_MODULE(_native, module) {

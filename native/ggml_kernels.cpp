@@ -4,6 +4,8 @@
 #include <atomic>
 #include <new>
 
+#include "ggml_attention.hpp"
+
 namespace llmrun::ggml {
 namespace {
 
@@ -242,7 +244,8 @@ private:
 
 class Before final : public ExtraBufferType {
 public:
-    Before(ExtraBufferType& other, const Functions& functions, const MatmulKernels& kernels) : other_(other), products_(functions, kernels) {}
+    Before(ExtraBufferType& other, const Functions& functions, const MatmulKernels& kernels)
+        : other_(other), products_(functions, kernels), attention_(functions, attention_kernels(kernels)) {}
 
     // Asked at load, of weights that might be repacked.
     bool supports_op(void* device, const Tensor* operation) override {
@@ -254,12 +257,16 @@ public:
         if (enabled.load(std::memory_order_relaxed) && products_.kernel_of(*operation)) {
             return &products_;
         }
+        if (enabled.load(std::memory_order_relaxed) && attention_.kernel_of(*operation)) {
+            return &attention_;
+        }
         return other_.get_tensor_traits(operation);
     }
 
 private:
     ExtraBufferType& other_;
     Products products_;
+    FlashAttention attention_;
 };
 
 // The beginning of struct ggml_backend_buffer_type.

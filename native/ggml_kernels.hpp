@@ -2,8 +2,8 @@
 //
 // The seam: before an operation, that backend asks each of its "extra buffer types" (ggml-cpu/traits.h) for an object that
 // computes it, whatever buffer the weights are in. The type for repacked weights is always there; the object that it points to
-// is replaced by ours, which answers for the products we can compute, and passes on all other questions. So the
-// weights stay where they are (mapped), graphs are not split, ggml's own threads compute, as many as a graph is given, and
+// is replaced by ours, which answers for the products and the attention we can compute, and passes on all other questions. So
+// the weights stay where they are (mapped), graphs are not split, ggml's own threads compute, as many as a graph is given, and
 // operations that we decline are computed as before. A device of our own, as ggml's BLAS backend is one, would
 // take a thread pool of its own, and six changes between the pools in each layer.
 //
@@ -46,7 +46,8 @@ struct ComputeParams {
     bool use_reference;
 };
 
-constexpr int f32 = 0, mul_mat = 29, mul_mat_id = 30;  // GGML_TYPE_F32, GGML_OP_MUL_MAT, GGML_OP_MUL_MAT_ID
+constexpr int f32 = 0, f16 = 1;                                    // GGML_TYPE_F32, GGML_TYPE_F16
+constexpr int mul_mat = 29, mul_mat_id = 30, flash_attn_ext = 74;  // GGML_OP_MUL_MAT, GGML_OP_MUL_MAT_ID, GGML_OP_FLASH_ATTN_EXT
 
 // class ggml::cpu::tensor_traits
 class TensorTraits {

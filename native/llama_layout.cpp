@@ -33,6 +33,7 @@ FIELD(ggml_tensor, padding, 328, 8);
 
 // ggml_kernels.hpp
 static_assert(sizeof(llmrun::ggml::Tensor) == sizeof(ggml_tensor) && offsetof(llmrun::ggml::Tensor, extra) == 320);
+static_assert(llmrun::ggml::f16 == GGML_TYPE_F16 && llmrun::ggml::flash_attn_ext == GGML_OP_FLASH_ATTN_EXT);
 static_assert(llmrun::ggml::f32 == GGML_TYPE_F32 && llmrun::ggml::mul_mat == GGML_OP_MUL_MAT && llmrun::ggml::mul_mat_id == GGML_OP_MUL_MAT_ID);
 
 // quants.py, which needs no more than the beginning

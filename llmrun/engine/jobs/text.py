@@ -6,8 +6,8 @@ Owns the token layout of embedding models and rerankers, and the truncation of l
 from __future__ import annotations
 
 import base64
-import sys
 import re
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import chain

@@ -10,7 +10,7 @@ import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from llmrun import _native
@@ -31,7 +31,14 @@ from llmrun.engine.llama.devices import gpus
 from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.engine.llama.parameters import Watch, check_kv_types, context_parameters, guarded, out_of_memory
+from llmrun.engine.llama.parameters import (
+    Watch,
+    check_kv_types,
+    context_parameters,
+    guarded,
+    has_own_attention,
+    out_of_memory,
+)
 from llmrun.engine.llama.prefix_state import prefix_state
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.engine.llama.zeroing import can_note_reads, noting_cleared, zeroes_on_demand
@@ -47,7 +54,7 @@ _TO_THE_END = -1
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
 _STEP = 256  # cells; the size of a stream is a multiple
 # From 512 cells on, ggml's flash attention gives each thread a part of one token's cells, and adds the parts up in half
-# precision; llama.cpp computes over multiples of 256 cells.
+# precision; llama.cpp computes over multiples of 256 cells. Our own kernels add in one order.
 _SPLIT_FROM = 256
 _SPLIT_TYPES = {("f16", "f16"), ("f32", "f32")}
 # A sequence's state: a magic number and its id, the number of streams, then for each stream its number of cells and the
@@ -183,7 +190,11 @@ class LlamaContext:
     def split_from(self) -> int | None:
         load = self._load
         splits = load.flash_attention != "off" and (load.kv_type_k, load.kv_type_v) in _SPLIT_TYPES
-        return _SPLIT_FROM if splits and not self.on_device else None
+        return _SPLIT_FROM if splits and not self.on_device and not self._has_own_attention else None
+
+    @cached_property
+    def _has_own_attention(self) -> bool:
+        return has_own_attention(self.model, self._load)
 
     @property
     def max_draft(self) -> int:

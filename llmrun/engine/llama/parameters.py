@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmrun import _native
 from llmrun.engine.llama.devices import gpus
+from llmrun.engine.llama.library import kernels
 from llmrun.errors import OutOfMemoryError, UsageError
+from llmrun.gguf.header import Header
 from llmrun.gguf.types import TENSOR_TYPES
 from llmrun.protocol.loading import DeviceBuffer, Load, ways_to_fit
 from llmrun.protocol.sizes import readable_size
@@ -68,14 +71,27 @@ def check_kv_types(model: LlamaModel, load: Load) -> None:
         if block == 1:
             continue  # without reading the header, which takes longer than creating a context
         header = model.header
-        lengths = (getattr(header, f"{name}_length"), header.model_count(f"attention.{name}_length_swa"))
-        odd = next((length for length in lengths if length % block), 0)
+        odd = next((length for length in _head_lengths(header, name) if length % block), 0)
         if odd and header.kv_layers:
             raise UsageError(
                 f"--cache-type-{flag} {kv_type} does not suit this model",
                 why=f"it is stored in blocks of {block} elements, and the model's {name} heads have {odd}",
                 hint=f"leave out --cache-type-{flag}",
             )
+
+
+def _head_lengths(header: Header, name: str) -> tuple[int, int]:
+    """Return the length of "key" or "value" heads: those of full attention, and those of windows if they differ."""
+    return getattr(header, f"{name}_length"), header.model_count(f"attention.{name}_length_swa")
+
+
+def has_own_attention(model: LlamaModel, load: Load) -> bool:
+    """Return whether our kernels compute all attention on the processor, with a result that threads don't change."""
+    if load.flash_attention == "off" or not kernels().name:
+        return False
+    types = KV_TYPES[load.kv_type_k], KV_TYPES[load.kv_type_v]
+    lengths = zip(_head_lengths(model.header, "key"), _head_lengths(model.header, "value"), strict=True)
+    return all(_native.can_attend(*types, key, value) for key, value in lengths)
 
 
 def out_of_memory(load: Load, room: int, failed: DeviceBuffer | None) -> OutOfMemoryError:

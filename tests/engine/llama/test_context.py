@@ -27,6 +27,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 from llmrun.engine.llama import context as context_module
+from llmrun.engine.llama import library as library_module
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunRow, RunSteps
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -509,6 +510,22 @@ def test_a_context_tells_from_where_on_threads_change_the_logits(
 ) -> None:
     with opened(model, **settings) as context:
         assert context.split_from == split_from
+
+
+@pytest.mark.skipif(not _native.available_kernels(), reason="no kernels for this processor")
+def test_with_our_kernels_threads_change_no_logits(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_KERNELS", "on")
+    monkeypatch.setattr(library_module, "_no_kernels", "")
+    library_module._choose_kernels(library_module.import_llama()._lib)
+    try:
+        before = _native.attentions_computed()
+        first, second = (decoded_with(model, threads, "on", 900) for threads in ([3, 3, 3, 3], [1, 2, 3, 1]))
+        assert first == second
+        assert _native.attentions_computed() > before
+        with opened(model, flash_attention="on") as context:
+            assert context.split_from is None
+    finally:
+        _native.enable_kernels(False)
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])

@@ -1,4 +1,4 @@
-"""Our matrix kernels inside ggml's graphs: the same products as in numpy, computed where they are to be."""
+"""Our kernels inside ggml's graphs: the same products and attention as in numpy, computed where they are to be."""
 
 from __future__ import annotations
 
@@ -159,6 +159,137 @@ def test_weights_that_ggml_has_repacked_are_left_to_it(ggml: Operations, name: s
             results, n_ours = run(ggml, result)
     assert n_ours == 0
     assert_close(results[0, 0], activations @ exact_weights.T)
+
+
+class AttentionCase:
+    """Random inputs of ggml_flash_attn_ext() in the layout of llama.cpp's cache, and the exact result.
+
+    Args:
+        kinds: the types of keys and values.
+        heads: of queries, and of keys and values.
+        shape: head size, positions, cells, sequences.
+        mask: "none", "causal", "holes".
+        options: scale, ALiBi's greatest bias, softcap.
+    """
+
+    def __init__(
+        self,
+        kinds: tuple[str, str] = ("F16", "F16"),
+        heads: tuple[int, int] = (6, 2),
+        shape: tuple[int, int, int, int] = (64, 40, 300, 1),
+        mask: str = "causal",
+        *,
+        has_sinks: bool = False,
+        options: tuple[float, float, float] = (0.125, 0.0, 0.0),
+    ) -> None:
+        rng = np.random.default_rng(1)
+        self.kinds, self.heads, self.shape, self.options = kinds, heads, shape, options
+        size, positions, cells, sequences = shape
+        self.queries = rng.standard_normal((sequences, positions, heads[0], size), dtype=np.float32)
+        (self.key_data, self.keys), (self.value_data, self.values) = (
+            self._cells(rng, kind, sequences, cells, heads[1], size) for kind in kinds
+        )
+        self.sinks = rng.standard_normal(heads[0], dtype=np.float32) * 3 if has_sinks else None
+        distance = np.arange(cells) - np.arange(positions)[:, None] - (cells - positions)
+        hidden = {"none": distance > cells, "causal": distance > 0, "holes": rng.random((positions, cells)) < 0.9}[mask]
+        biases = np.minimum(distance, 0) / 8 if options[1] else 0.0
+        self.mask = None if mask == "none" else np.where(hidden, -np.inf, biases).astype(np.float16)
+
+    @staticmethod
+    def _cells(rng: np.random.Generator, kind: str, *shape: int) -> tuple[Any, Any]:
+        if kind == "Q8_0":
+            return quantized(rng, kind, *shape)
+        data = rng.standard_normal(shape, dtype=np.float32).astype({"F16": np.float16, "F32": np.float32}[kind])
+        return data, data.astype(np.float32)
+
+    def run(self, ggml: Operations) -> tuple[Any, int]:
+        """Return the result, and how many attention operations our kernels computed."""
+        size, positions, cells, sequences = self.shape
+        with ggml.tensors() as place:
+            numbers = type_numbers()
+            queries = ggml.tensor(place, 0, size, self.heads[0], positions, sequences)
+            keys, values = (
+                ggml.tensor(place, numbers[kind], size, self.heads[1], cells, sequences) for kind in self.kinds
+            )
+            mask = ggml.tensor(place, numbers["F16"], cells, positions) if self.mask is not None else None
+            sinks = ggml.tensor(place, 0, self.heads[0]) if self.sinks is not None else None
+            parts = [ggml.permute(place, part, 0, 2, 1, 3) for part in (queries, keys, values)]
+            result = int(ggml.flash_attn_ext(place, *parts, mask, *self.options))
+            if sinks is not None:
+                function("ggml_flash_attn_ext_add_sinks", None, *[ctypes.c_void_p] * 2)(result, sinks)
+            filled = ((queries, self.queries), (keys, self.key_data), (values, self.value_data))
+            with ggml.memory(place, ggml.plain):
+                for tensor, data in (*filled, (mask, self.mask), (sinks, self.sinks)):
+                    if tensor is not None:
+                        fill(tensor, data)
+                before = _native.attentions_computed()
+                results, _ = run(ggml, result)
+                return results, _native.attentions_computed() - before
+
+    def exact(self) -> Any:
+        scale, most_bias, softcap = self.options
+        n_heads = self.heads[0]
+        keys, values = (
+            np.repeat(part, n_heads // self.heads[1], axis=2).astype(float) for part in (self.keys, self.values)
+        )
+        scores = np.einsum("sphd,schd->shpc", self.queries.astype(float), keys) * scale
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        slopes = 2.0 ** (-most_bias * np.arange(1, n_heads + 1) / n_heads) if most_bias else np.ones(n_heads)
+        if self.mask is not None:
+            scores += slopes[:, None, None] * self.mask.astype(float)
+        sinks = np.full(n_heads, -np.inf) if self.sinks is None else self.sinks.astype(float)
+        scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))], axis=3)
+        weights = np.exp(scores - scores.max(axis=3, keepdims=True))
+        weights /= weights.sum(axis=3, keepdims=True)
+        return np.einsum("shpc,schd->sphd", weights[..., :-1], values)
+
+
+ATTENTION = {
+    "many positions": AttentionCase(),
+    "one position": AttentionCase(shape=(128, 1, 900, 1)),
+    "few positions": AttentionCase(shape=(96, 3, 300, 1), heads=(4, 4)),
+    "holes": AttentionCase(mask="holes"),
+    "no mask": AttentionCase(mask="none", shape=(80, 9, 260, 1), heads=(4, 1)),
+    "sequences": AttentionCase(shape=(64, 5, 200, 3)),
+    "many positions of sequences": AttentionCase(shape=(256, 70, 200, 2), heads=(4, 2)),
+    "sinks": AttentionCase(has_sinks=True, shape=(64, 2, 100, 1)),
+    "softcap": AttentionCase(options=(0.25, 0.0, 20.0)),
+    "ALiBi": AttentionCase(options=(0.125, 8.0, 0.0), heads=(8, 8)),
+    "Q8_0": AttentionCase(("Q8_0", "Q8_0")),
+    "Q8_0, one position": AttentionCase(("Q8_0", "Q8_0"), shape=(64, 1, 700, 1)),
+    "Q8_0 keys": AttentionCase(("Q8_0", "F16")),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention(ggml: Operations, name: str) -> None:
+    """Close to the exact result, and, where ggml can, as ggml's own; the same to the bit with other threads."""
+    case = ATTENTION[name]
+    exact = case.exact()
+    results, n_ours = case.run(ggml)
+    assert n_ours == 1
+    assert np.abs(results - exact).max() < 2e-6 * np.abs(exact).max()
+    for threads in (1, 3):
+        assert np.array_equal(case.run(Operations(threads=threads))[0], results)
+    if case.kinds[0] == case.kinds[1]:
+        _native.enable_kernels(False)
+        others, n_of_ggml = case.run(ggml)
+        assert n_of_ggml == 0
+        assert np.abs(others - exact).max() < 0.03 * np.abs(exact).max()
+
+
+def test_a_position_has_the_same_attention_alone_and_beside_others(ggml: Operations) -> None:
+    case = AttentionCase(shape=(64, 100, 400, 1))
+    together, _ = case.run(ggml)
+    assert case.mask is not None
+    case.queries, case.mask, case.shape = case.queries[:, 70:71], case.mask[70:71], (64, 1, 400, 1)
+    assert np.array_equal(case.run(ggml)[0][:, 0], together[:, 70])
+
+
+@pytest.mark.parametrize("case", [AttentionCase(("F32", "F32")), AttentionCase(shape=(40, 3, 30, 1))])
+def test_ggml_computes_other_attention(ggml: Operations, case: AttentionCase) -> None:
+    assert case.run(ggml)[1] == 0
 
 
 def test_ggml_computes_other_types(ggml: Operations) -> None:
