@@ -36,6 +36,11 @@ class ReasoningSyntax(NamedTuple):
         return bool(self.lead) and not self.end
 
     @property
+    def has_word_lead(self) -> bool:
+        """The text before the answer is a tag that the reasoning may mention, and that the model may leave out."""
+        return re.fullmatch(r"<\w+>", self.lead) is not None
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The texts that end an answer's text: tags that are words may be mentioned in it, control tokens may not."""
         after = self.closing if self.has_messages else self.end
@@ -50,6 +55,8 @@ class ReasoningSyntax(NamedTuple):
 
 
 _CHANNEL, _MESSAGE = "<|channel|>", "<|message|>"
+_UNMISTAKABLE = (("◁think▷", "◁/think▷"), ("<seed:think>", "</seed:think>"), ("<mm:think>", "</mm:think>"))
+"""Tags that no other text begins with: a model may write them whatever its template says."""
 _MOST_HEADER_CHARACTERS = 400
 MESSAGE_BEGINS = AnswerPart("text", "")
 """Stands between two messages of one answer."""
@@ -162,7 +169,8 @@ class ReasoningSplitter:
                 return True
             if any(call.startswith(text) for call in self._calls):
                 return False
-        stops = (self._syntax.closing, *filter(None, (self._syntax.lead,)), *self._lines)
+        lead = "" if self._syntax.has_word_lead else self._syntax.lead
+        stops = (self._syntax.closing, *filter(None, (lead,)), *self._lines)
         stop = self._take_until(stops, parts, "reasoning")
         if stop is None:
             return False
@@ -220,6 +228,12 @@ class ReasoningSplitter:
                 if stage is Stage.INSIDE:
                     self._implied = None
                 return True
+        if self._stage is Stage.BEFORE and (tags := _other_tags(text)) is not None:
+            if not tags:
+                return False
+            self._syntax = syntax._replace(opening=tags[0], closing=tags[1])
+            self._buffer, self._stage, self._implied = text[len(tags[0]) :], Stage.INSIDE, None
+            return True
         if syntax.has_headers and (header := self._header(text)) is not None:
             return header
         if any(mark.lstrip().startswith(text) for mark, _ in marks if mark):
@@ -246,6 +260,13 @@ class ReasoningSplitter:
         if receiver is not None and receiver[1].startswith("functions."):
             self._buffer = f"{_CHANNEL}commentary to={receiver[1]} <|constrain|>json{_MESSAGE}{rest}"
         return True
+
+
+def _other_tags(text: str) -> tuple[str, ...] | None:
+    """Return the tags of a family that begin a text though its template names none; () if it may still, else None."""
+    if any(text.startswith(tags[0]) for tags in _UNMISTAKABLE):
+        return next(tags for tags in _UNMISTAKABLE if text.startswith(tags[0]))
+    return () if text and any(tags[0].startswith(text) for tags in _UNMISTAKABLE) else None
 
 
 def _places(text: str, phrases: Sequence[str]) -> list[int]:

@@ -95,6 +95,25 @@ def test_channels_are_told_at_any_place(syntax: tuple[str, ...], text: str, thou
 
 
 @pytest.mark.parametrize(
+    ("text", "thoughts", "answer"),
+    [
+        ("<think>a <answer> b</think>\n<answer>c</answer>", "a <answer> b", "c"),
+        ("<think>a</think>c", "a", "c"),
+        ("<think>a</think><answer>c < d", "a", "c < d"),
+        ("◁think▷a◁/think▷b", "a", "b"),
+        ("◁thin b", "", "◁thin b"),
+        ("a ◁think▷b", "", "a ◁think▷b"),
+    ],
+)
+def test_tags_of_other_families_and_around_the_answer(text: str, thoughts: str, answer: str) -> None:
+    for pieces in ([text], list(text), *([text[:at], text[at:]] for at in range(len(text)))):
+        splitter = ReasoningSplitter((*TAGS, "<answer>", "</answer>"))
+        found = [part for piece in pieces for part in splitter.feed(piece)] + splitter.flush()
+        for kind, expected in (("reasoning", thoughts), ("text", answer)):
+            assert "".join(part.text for part in found if part.kind == kind).strip() == expected
+
+
+@pytest.mark.parametrize(
     ("text", "is_cut_off", "thoughts", "answer"),
     [
         ("a</think>b", False, "a", "b"),

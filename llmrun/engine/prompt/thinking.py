@@ -25,6 +25,7 @@ _KNOWN = (
     ReasoningSyntax("<reasoning>", "</reasoning>"),
     ReasoningSyntax("<thought>", "</thought>"),
     ReasoningSyntax("<mm:think>", "</mm:think>"),  # MiniMax M3
+    ReasoningSyntax("◁think▷", "◁/think▷"),  # Kimi
     ReasoningSyntax("<|channel>thought", "<channel|>"),  # Gemma 4
     ReasoningSyntax("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),  # Command R7B
     ReasoningSyntax("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
@@ -33,6 +34,7 @@ _KNOWN = (
 HARMONY = ReasoningSyntax("<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>")
 
 _QUESTION, _ANSWER, _REASONING = Message("user", "Probe question?"), "Probe answer.", "Probe reasoning."
+_FRAME = "<answer>", "</answer>"  # around the answer of Hunyuan and others: its template cuts earlier answers out of it
 _MARK = re.compile(r"<[^<>]*>|\[[^\[\]]*\]")
 
 
@@ -58,8 +60,9 @@ def known_reasoning(template: str | None) -> ReasoningSyntax | None:
         return None
     # A template that only cuts answers at the closing tag is of a model that always reasons, as DeepSeek R1's first.
     is_implied = syntax.opening[-1] in ">]" and "think" not in template.lower().replace(syntax.closing, "")
-    has_frame = syntax.lead in template
-    return syntax._replace(is_implied=is_implied, lead=syntax.lead * has_frame, end=syntax.end * has_frame)
+    lead, end = (syntax.lead, syntax.end) if syntax.lead else _FRAME
+    has_frame = lead in template and (bool(syntax.lead) or end in template)
+    return syntax._replace(is_implied=is_implied, lead=lead * has_frame, end=end * has_frame)
 
 
 def find_reasoning(template: str, render: Render, ends: Collection[str]) -> ReasoningSyntax | None:
@@ -73,8 +76,16 @@ def find_reasoning(template: str, render: Render, ends: Collection[str]) -> Reas
         return HARMONY
     syntax = next(filter(None, (_rendered(render, thinking) for thinking in (None, True))), None)
     if syntax is None:
-        return known_reasoning(template)
+        syntax = known_reasoning(template)
+        return syntax and syntax._replace(words=_begun(render, syntax))
     return syntax._replace(end=_before(syntax.end, ends), tail=_before(syntax.tail, ends))
+
+
+def _begun(render: Render, syntax: ReasoningSyntax) -> str:
+    """Return the words with which prompts begin the reasoning behind its opening tag; "" for none."""
+    question, asked = (render((_QUESTION,), thinking=None, begins=begins) for begins in (False, True))
+    _, found, words = asked[shared_length(question, asked) :].rpartition(syntax.opening)
+    return words.lstrip() if found and syntax.closing not in words else ""
 
 
 def _before(text: str, ends: Collection[str]) -> str:
@@ -157,7 +168,7 @@ def opens(prompt: str, syntax: ReasoningSyntax) -> bool:
 
 def constrained_tags(syntax: ReasoningSyntax, *, calls: bool) -> Tags:
     """Return the texts between which no grammar applies; a grammar of calls describes the text before an answer too."""
-    return syntax.opening, syntax.closing + ("" if calls else syntax.lead)
+    return syntax.opening, syntax.closing + ("" if calls or syntax.has_word_lead else syntax.lead)
 
 
 def lead_in(syntax: ReasoningSyntax | None, *, thinks: bool, calls: bool = False) -> str:

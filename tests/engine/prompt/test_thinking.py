@@ -37,6 +37,11 @@ COHERE = ReasoningSyntax("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESP
         ("<|channel|>final<|message|>", HARMONY),
         ("{{ m.content.split('</think>')[-1] }}", THINK._replace(is_implied=True)),
         ("{{ m.content.split('</think>')[-1] if not keep_thinking else m.content }}", THINK),
+        (
+            "{{ m.content.split('<answer>')[-1].split('</answer>')[0] }}{% if thinking %}</think>{% endif %}",
+            THINK._replace(lead="<answer>", end="</answer>"),
+        ),
+        ("◁think▷{{ x }}◁/think▷", ReasoningSyntax("◁think▷", "◁/think▷")),
         ("{{ messages }}", None),
         (None, None),
     ],
@@ -76,6 +81,18 @@ THOUGHT, SAID = "{{ m.reasoning_content }}", "{{ m.content }}"
 def test_a_template_shows_the_syntax_by_what_it_writes(body: str, begin: str, syntax: ReasoningSyntax | None) -> None:
     source = ANSWER.replace("BODY", body) + "{% endfor %}{% if add_generation_prompt %}<assistant>BEGIN{% endif %}"
     assert ChatTemplate(source.replace("BEGIN", begin), bos="", eos="").reasoning == syntax
+
+
+def test_a_prompt_may_begin_the_thought_of_a_template_that_leaves_reasoning_out() -> None:
+    source = ANSWER.replace("BODY", "{{ m.content.split('</think>')[-1] }}") + "{% endfor %}"
+    begins = source + "{% if add_generation_prompt %}<assistant><think>\nOkay, so{% endif %}"
+    found = ChatTemplate(begins, bos="", eos="").reasoning
+    assert found is not None
+    assert found.words == "Okay, so"
+    assert opens("what is <think>?<assistant><think>\nOkay, so", found)
+    plain = ChatTemplate(source + "{% if add_generation_prompt %}<assistant>{% endif %}", bos="", eos="").reasoning
+    assert plain is not None
+    assert not plain.words
 
 
 def test_what_ends_the_answer_is_no_part_of_it() -> None:
