@@ -168,10 +168,14 @@ class ModelRoutes:
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         listed = await self._by_name()
-        if name not in listed:
+        found = listed.get(name)
+        if found is None and name and not self._pool.true_name(name):  # --any-model: requests for it are answered
+            first = self._pool.names[0]
+            found = listed[first]._replace(name=name, alias_of=first)
+        if found is None:
             raise model_not_found(name)
         write = models.anthropic_model if ANTHROPIC in request.headers else models.openai_model
-        return JSONResponse(write(listed[name]))
+        return JSONResponse(write(found))
 
     async def _by_name(self) -> dict[str, ListedModel]:
         """Return the models of the command line, then all others on this disk."""

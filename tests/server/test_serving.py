@@ -445,7 +445,10 @@ def test_any_model_is_the_first_one(serve: Serve) -> None:
             answer = server.post(path, {**HI, "model": name, "max_tokens": 5})
             assert answer.json["model"] == name
             assert answer.headers["x-llmrun-model"] == quote(server.model, safe="/:@+")
+        entry = server.get(f"/v1/models/{quote(name)}").json
+        assert (entry["id"], entry.get("alias_of")) == (name, None if name == server.model else server.model)
     assert server.post(CHAT, {**HI, "model": "x" * 1000}).json["model"] == server.model
+    assert [each["id"] for each in server.get("/v1/models").json["data"]].count("claude-opus-9") == 0
 
 
 def test_metrics_have_vllms_names(serve: Serve) -> None:
