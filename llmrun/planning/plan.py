@@ -18,6 +18,7 @@ from llmrun.planning.memory import (
     Memory,
     cell_bytes,
     context_start,
+    kernel_types,
     largest_context,
     memory,
     score_bytes,
@@ -225,11 +226,13 @@ def choose_flash_attention(
 ) -> str:
     """Return the flash attention setting of one sequence, the same for all commands whose figures are to be equal.
 
-    The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice.
+    The user's preference; else off if that was measured to be faster and memory is left; else llama.cpp's own choice,
+    which is on. With our own kernels nothing else is faster.
     """
     preferred = preferences.attention
     is_open = [preferred[name] for name in ATTENTION] == ["auto", "f16", "f16"]
-    if not is_open or hardware.gpus or hardware.workers or measured.attention != "off":
+    is_decided = hardware.gpus or hardware.workers or kernel_types(hardware.cpu_flags)
+    if not is_open or is_decided or measured.attention != "off":
         return preferred["flash_attention"]
     alone = _ContextFit(header, hardware, replace(preferences, parallel=1), measured, "", "")
     try:
@@ -259,7 +262,8 @@ def _is_flash_attention_slow(header: Header, hardware: Hardware) -> bool:
     (GGML_F16_STEP in simd-mappings.h), so heads of 64 are not vectorized: SmolLM2's decode is half as fast as without
     flash attention after 2,048 tokens, a third after 4,096, while prefill is 1.2 times as fast.
     """
-    return not hardware.gpus and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
+    is_ours = hardware.gpus or kernel_types(hardware.cpu_flags)
+    return not is_ours and 0 < header.key_length < _FP16_STEP and "avx512_fp16" in hardware.cpu_flags
 
 
 def scores_fit(header: Header, hardware: Hardware, n_ctx: int, ubatch: int = UBATCH) -> bool:

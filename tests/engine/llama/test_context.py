@@ -484,7 +484,17 @@ def test_more_rows_of_logits_than_there_is_room_for_are_refused(
     context.close()
 
 
+@pytest.fixture
+def ggml_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without our own kernels."""
+    monkeypatch.setattr(library_module, "_no_kernels", "switched off")
+    _native.enable_kernels(False)
+    yield
+    _native.enable_kernels(True)
+
+
 @pytest.mark.parametrize(("flash_attention", "n_tokens"), [("off", 900), ("on", 240)])
+@pytest.mark.usefixtures("ggml_alone")
 def test_logits_are_the_same_to_the_bit_with_any_number_of_threads(
     model: LlamaModel, flash_attention: str, n_tokens: int
 ) -> None:
@@ -505,6 +515,7 @@ def test_logits_are_the_same_to_the_bit_with_any_number_of_threads(
         ({"flash_attention": "on", "kv_type_k": "bf16", "kv_type_v": "bf16"}, None),
     ],
 )
+@pytest.mark.usefixtures("ggml_alone")
 def test_a_context_tells_from_where_on_threads_change_the_logits(
     model: LlamaModel, settings: dict[str, Any], split_from: int | None
 ) -> None:
@@ -513,19 +524,13 @@ def test_a_context_tells_from_where_on_threads_change_the_logits(
 
 
 @pytest.mark.skipif(not _native.available_kernels(), reason="no kernels for this processor")
-def test_with_our_kernels_threads_change_no_logits(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_KERNELS", "on")
-    monkeypatch.setattr(library_module, "_no_kernels", "")
-    library_module._choose_kernels(library_module.import_llama()._lib)
-    try:
-        before = _native.attentions_computed()
-        first, second = (decoded_with(model, threads, "on", 900) for threads in ([3, 3, 3, 3], [1, 2, 3, 1]))
-        assert first == second
-        assert _native.attentions_computed() > before
-        with opened(model, flash_attention="on") as context:
-            assert context.split_from is None
-    finally:
-        _native.enable_kernels(False)
+def test_with_our_kernels_threads_change_no_logits(model: LlamaModel) -> None:
+    before = _native.attentions_computed()
+    first, second = (decoded_with(model, threads, "on", 900) for threads in ([3, 3, 3, 3], [1, 2, 3, 1]))
+    assert first == second
+    assert _native.attentions_computed() > before
+    with opened(model, flash_attention="on") as context:
+        assert context.split_from is None
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
