@@ -118,8 +118,7 @@ class Preparer:
         if beginning is not None and constraint is not None and not self._accepts(constraint, beginning.text):
             if request.may_begin_anew:
                 return self._sequence(generate._replace(asked=begun_anew(request)), send)
-            what = f"an answer that begins with {beginning.text[:40]!r} can't be continued"
-            raise UsageError(what, why="its grammar, schema or tool choice does not allow that")
+            raise _not_continued(beginning.text)
         if request.limits.ignores_end and constraint is not None:
             raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
         sampler = SequenceSampler(
@@ -285,3 +284,8 @@ class Preparer:
         if request.thinking_tokens is not None or not offers_tools(request) or request.tool_choice == "auto":
             return request.thinking_tokens
         return min(_FORCED_THINKING, (request.limits.max_tokens or self._n_ctx) // 2)
+
+
+def _not_continued(beginning: str) -> UsageError:
+    what = f"an answer that begins with {beginning[:40]!r} can't be continued"
+    return UsageError(what, why="its grammar, schema or tool choice does not allow that")

@@ -17,7 +17,7 @@ from llmrun.protocol.questions import APPLY_TEMPLATE, COUNT_TOKENS, DETOKENIZE, 
 from llmrun.server.answer import CompletionRequest
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import BusyError, read_json, read_json_list
-from llmrun.server.pool import PooledModel, RunningAnswer
+from llmrun.server.pool import PooledAnswer, PooledModel
 from llmrun.server.protocols import anthropic, openai_chat, openai_responses
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.options import HIGHEST_TOKEN, read_adapters
@@ -176,7 +176,7 @@ def _slots_of(pooled: PooledModel, n_running: int, owner: str) -> list[dict[str,
     return slots
 
 
-def _described(answer: RunningAnswer) -> dict[str, Any]:
+def _described(answer: PooledAnswer) -> dict[str, Any]:
     request, started = answer.request, answer.started
     n_left = -1 if request.limits.max_tokens is None else request.limits.max_tokens - answer.n_tokens
     return {

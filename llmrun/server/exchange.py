@@ -60,7 +60,7 @@ from llmrun.server.http import (
 )
 from llmrun.server.listener import CHUNK_WRITER, ChunkWriter
 from llmrun.server.metrics import RequestClock, ServerMetrics
-from llmrun.server.pool import Pool, PooledModel, RunningAnswer, prompt_hash
+from llmrun.server.pool import Pool, PooledAnswer, PooledModel, prompt_hash
 from llmrun.server.protocols.attachments import DOCUMENT_THREADS, has_documents
 from llmrun.server.protocols.fields import header_safe
 from llmrun.server.protocols.models import model_header, shown_name
@@ -319,7 +319,7 @@ class ResponseStreams:
         elif isinstance(event, Started):
             choice.is_started = True
             choice.slot = next(slot for slot in count() if slot not in self._pooled.running)
-            asked = RunningAnswer(choice.request, self.asked(index), event, self._completion.stream)
+            asked = PooledAnswer(choice.request, self.asked(index), event, self._completion.stream)
             self._pooled.running[choice.slot] = asked
             self.rewritten += event.rewritten
             choice.timer.started(event)

@@ -115,7 +115,7 @@ Prepare = Callable[[ModelLocation, Path, int], Model]
 
 
 @dataclass(slots=True)
-class RunningAnswer:
+class PooledAnswer:
     """An answer in progress."""
 
     number: int  # of its request in its engine
@@ -144,7 +144,7 @@ class PooledModel:
         self.expiry: asyncio.TimerHandle | None = None
         self.idling: asyncio.TimerHandle | None = None
         self.can_measure = True  # drafts, while idle
-        self.running: dict[int, RunningAnswer] = {}  # by the lowest numbers that were free when they started
+        self.running: dict[int, PooledAnswer] = {}  # by the lowest numbers that were free when they started
         self.locks = ExitStack()
 
     def notice(self, stats: Stats) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from llmrun.grammar import schema
 from llmrun.grammar.shapes import Array, Listed, Object, Shapes, Term, Terms, canonical
+from llmrun.protocol.codec import load_json
 
 _WORDS = (b"true", b"false", b"null")
 
@@ -95,7 +96,7 @@ class DistinctItems:
         is_zero = not mantissa.strip(b"-0.")
         if is_zero and exponent:
             return b"" if canonical(0) in level.items else None
-        if not written[-1:].isdigit() or canonical(json.loads(written)) not in level.items:
+        if not written[-1:].isdigit() or canonical(load_json(written)) not in level.items:
             return None
         return b"0123456789." if is_zero else b"0123456789.eE"
 
@@ -173,7 +174,7 @@ class DistinctItems:
         written = bytes(self._answer[level.start : state.size - n_after])
         after = level._replace(start=None, n_items=level.n_items + 1, key=written)
         if level.is_unique:
-            item = canonical(json.loads(written))
+            item = canonical(load_json(written))
             if item in level.items:
                 return None
             after = after._replace(items=level.items | {item}, texts=(*level.texts, written))
@@ -204,7 +205,7 @@ class DistinctItems:
             return [self._root]
         level = levels[-1]
         return [
-            shape.terms_of(json.loads(level.key)) if isinstance(shape, Object) else shape.terms_at(level.n_items)
+            shape.terms_of(load_json(level.key)) if isinstance(shape, Object) else shape.terms_at(level.n_items)
             for shape in level.shapes
         ]
 

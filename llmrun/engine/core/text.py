@@ -10,7 +10,7 @@ from typing import Protocol
 from llmrun.protocol.messages import TokenLogprob
 
 
-class Mask(Protocol):
+class AnswerMask(Protocol):
     """Masks everything but the answer in the text after the released one; see AnswerSplitter.mask()."""
 
     def __call__(self, text: str, *, final: bool = False) -> tuple[str, int]: ...
@@ -31,7 +31,7 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = (), ban: Sequence[str] = ()) -> None:
-        self.mask: Mask | None = None
+        self.mask: AnswerMask | None = None
         self._undecoded = b""  # the beginning of a character
         self._is_plain = not stop and not ban
         self._pending = ""  # decoded, but held back
