@@ -227,7 +227,6 @@ bool are_close(const Case& one, const std::vector<float>& results) {
                 size += 2 * most * sum;
             }
             if (!(std::abs(results[column * one.out_stride + row] - exact) <= size * 2e-6)) {
-                std::printf("row %ld col %ld got %g want %g size %g\n", row, column, results[column * one.out_stride + row], exact, size);
                 return false;
             }
         }
@@ -244,7 +243,6 @@ void test_products() {
             std::vector<float> first;
             for (const MatmulKernels& kernels : llmrun::available_matmul_kernels()) {
                 const std::vector<float> results = product(kernels, one, in, one.columns, nullptr);
-                if (!are_close(one, results)) std::printf("%s type %d cols %ld rows %ld depth %ld\n", kernels.name, type.number, one.columns, one.rows, one.depth);
                 CHECK(are_close(one, results));
                 for (int64_t column = 0; column < one.columns; ++column) {  // nothing is written between the columns
                     for (int64_t row = one.rows; row < one.out_stride; ++row) {
