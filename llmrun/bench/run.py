@@ -27,6 +27,7 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BENCH, Bench, BenchAnswer, BenchModel, BenchResult, BenchUpdate, Repetition
 from llmrun.protocol.jobs.machine import LIMITS, MeasuredLimits, MeasureLimits
+from llmrun.protocol.llama_folder import chosen_kernels
 from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import DEVICE_SETTINGS
 from llmrun.runner.client import EngineClient
@@ -360,7 +361,7 @@ def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions:
         test=test.name,
         model=row.model.name,
         version=machine.llmrun,
-        environment=dict(row.loading.environment),
+        environment=chosen_kernels() | row.loading.environment,
         repetitions=repetitions,
         load_ns=row.benched.load_ns if row.benched else None,
         peak_bytes=row.peak_bytes,

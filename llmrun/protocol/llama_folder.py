@@ -51,6 +51,12 @@ def own_kernels_wanted() -> bool:
     return os.environ.get(KERNELS_VARIABLE) != GGML
 
 
+def chosen_kernels() -> dict[str, str]:
+    """Return the environment variable that chooses the kernels, if it is set."""
+    value = os.environ.get(KERNELS_VARIABLE, "")
+    return {KERNELS_VARIABLE: value} if value else {}
+
+
 def folder_of(package: str) -> Path | None:
     """Return an installed package's folder without importing it; None if it is not installed."""
     spec = util.find_spec(package)
