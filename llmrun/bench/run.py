@@ -361,7 +361,7 @@ def _row(row: _OpenRow, facts: BenchModel | None, machine: Machine, repetitions:
         test=test.name,
         model=row.model.name,
         version=machine.llmrun,
-        environment=chosen_kernels() | row.loading.environment,
+        environment={**chosen_kernels(), **row.loading.environment},
         repetitions=repetitions,
         load_ns=row.benched.load_ns if row.benched else None,
         peak_bytes=row.peak_bytes,
