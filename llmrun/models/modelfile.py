@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.gguf.reader import read_part
+from llmrun.models.store.installed import Layer
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import MOST_TOKENS, PARAMETERS, check_limits, check_parameter
@@ -46,13 +46,6 @@ class Instruction(NamedTuple):
     name: str  # in capitals
     value: str
     key: str = ""  # of a PARAMETER its name, of a MESSAGE its role
-
-
-class Layer(NamedTuple):
-    """A file of a model in Ollama's store, besides its weights."""
-
-    kind: str  # the end of its media type, such as "adapter"
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +187,8 @@ def _model(value: str, path: Path) -> str:
 
 def _is_projector(path: Path) -> bool:
     try:
+        from llmrun.gguf.reader import read_part  # completion knows names of models, and reads none
+
         return path.is_file() and read_part(path).architecture == "clip"
     except LlmrunError:
         return False

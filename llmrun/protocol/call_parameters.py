@@ -50,7 +50,8 @@ def _types(schema: Any, root: Any, seen: set[int]) -> frozenset[str]:
         if isinstance(schema.get(several), list):
             return frozenset().union(*(_types(each, root, seen) for each in schema[several]))
     named = schema.get("type")
-    types = frozenset([named] if isinstance(named, str) else named if isinstance(named, list) else ()) & TYPES
+    names = named if isinstance(named, list) else [named]
+    types = frozenset(name for name in names if isinstance(name, str)) & TYPES
     return (types | {"integer"} if "number" in types else types) or TYPES
 
 

@@ -30,7 +30,7 @@ def test_events_are_one_json_object_a_line_in_their_order(llmrun: Installed) -> 
     events = llmrun.events("--temp", "0", "--max-tokens", "7", *WITHOUT_END, QUESTION)
     kinds = [event["event"] for event in events]
     assert (kinds[0], kinds[-1]) == ("Started", "Finished")
-    assert set(kinds[1:-1]) == {"TextDelta"}
+    assert set(kinds[1:-1]) == {"PrefillProgress", "TextDelta"}
     assert sum(int(event["tokens"]) for event in events if event["event"] == "TextDelta") == 7
     finished = events[-1]
     assert finished["reason"] == "length"
@@ -126,7 +126,9 @@ def test_on_a_terminal_it_streams_and_sums_up(llmrun: Installed) -> None:
     assert terminal.end() == 0
     *answer, summary = terminal.lines
     assert re.findall(r"\w+", " ".join(answer)) == re.findall(r"\w+", llmrun.answer(*options))
-    assert re.fullmatch(r"[\d.,]+ tokens/s · TTFT .* · ctx \d+/8,192 · stopped: max tokens reached", summary)
+    assert re.fullmatch(
+        r"[\d.,]+ tokens/s · TTFT .* · ctx \d+/8,192( · .* busy)? · stopped: max tokens reached", summary
+    )
     assert terminal.modes() == terminal.modes_before
 
 

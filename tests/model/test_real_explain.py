@@ -27,11 +27,11 @@ def test_the_explained_answer_is_the_one_that_run_gives(llmrun: Installed) -> No
     }
     assert {b" skies", b" Sky"} <= set(map(pieces.__getitem__, near[b" sky"]))
     assert all(pieces[token] for found in near.values() for token in found), "no control token is anyone's neighbour"
-    # A step of one token rounds differently from a batch, and quantized activations amplify it.
+    # Attention whose weights are shown rounds differently from flash attention, and quantized activations amplify it.
     columns = {column["position"]: column["next"] for column in seen["lens"]}
     for place, choice in enumerate(found["choices"]):
         share = choice["steps"][0]["probabilities"][choice["chosen"]]
-        assert columns[seen["n_prompt"] - 1 + place] == pytest.approx(share, abs=0.05)
+        assert columns[seen["n_prompt"] - 1 + place] == pytest.approx(share, abs=0.1)
 
 
 def test_tokens_of_the_header_alone(llmrun: Installed) -> None:

@@ -103,7 +103,10 @@ THINKS = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{{ '<|im_start|>assistant\n<think>\n' }}{# </think> #}"
 )
-YEAR = read_json_schema('{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}')
+YEAR = read_json_schema(
+    '{"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"], '
+    '"additionalProperties": false}'
+)
 
 
 def thoughts_and_answer(grammar: Grammar | None, thinking_tokens: int) -> tuple[str, str, str]:

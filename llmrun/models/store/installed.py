@@ -6,13 +6,19 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-
-from llmrun.models.modelfile import Layer
+from typing import NamedTuple
 
 HUB_CACHE = "hub cache"
 LINK = "link"
 OLLAMA = "Ollama"
 LM_STUDIO = "LM Studio"
+
+
+class Layer(NamedTuple):
+    """A file of a model in Ollama's store, besides its weights."""
+
+    kind: str  # the end of its media type, such as "adapter"
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from typing import Any
 
 from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
-from llmrun.models.modelfile import Layer
-from llmrun.models.store.installed import LM_STUDIO, OLLAMA, InstalledModel, measure
+from llmrun.models.store.installed import LM_STUDIO, OLLAMA, InstalledModel, Layer, measure
 from llmrun.protocol.codec import load_json
 from llmrun.system import user_path
 

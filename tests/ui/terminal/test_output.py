@@ -128,6 +128,7 @@ def test_events_are_lines_of_json_without_control_characters() -> None:
         "logprobs": [],
         "drafted": False,
         "parts": None,
+        "ids": [],
     }
     assert json.loads(second)["stats"]["seed"] == 5
 
