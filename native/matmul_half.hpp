@@ -26,7 +26,7 @@ struct HalfTile {
     float* results[half_columns];
     int64_t depth;
     bool is_first;  // part of the depth: results are written, not added to
-    int64_t ahead;  // bytes from what is read to what is fetched meanwhile
+    int64_t ahead;  // bytes from what is read to what is fetched meanwhile, if not 0
 };
 
 template <class T, int Rows, int Count>
@@ -40,7 +40,7 @@ void multiply_half_tile(const HalfTile& tile, int64_t rows) {
         }
     }
     for (int64_t i = 0; i < tile.depth; i += 16) {
-        if (Rows == 1 || i % 32 == 0) {
+        if (Rows == 1 || (tile.ahead && i % 32 == 0)) {
             LLMRUN_UNROLL for (int r = 0; r < Rows; ++r) {
                 __builtin_prefetch(reinterpret_cast<const char*>(tile.rows[r] + i) + tile.ahead, 0, 2);
             }
@@ -97,6 +97,7 @@ void multiply_half_rows(const Product& product, int64_t row, int64_t rows, int64
             }
             multiply_half_tile_of<T, Rows>(count, tile, rows - first);
         }
+        tile.ahead = 0;  // is on its way
     }
 }
 
