@@ -30,7 +30,7 @@ struct HalfTile {
 };
 
 template <class T, int Rows, int Count>
-void multiply_half_tile(const HalfTile& tile, int64_t rows) {
+void multiply_half_tile(const HalfTile& tile, int64_t first, int64_t rows) {
     Float sums[Count][half_rows][half_parts];
     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
         LLMRUN_UNROLL for (int r = 0; r < half_rows; ++r) {
@@ -63,18 +63,19 @@ void multiply_half_tile(const HalfTile& tile, int64_t rows) {
     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
         float totals[4];
         Isa::add_up(sums[c], totals);
-        for (int r = 0; r < Rows && r < rows; ++r) {
-            tile.results[c][r] = tile.is_first ? totals[r] : tile.results[c][r] + totals[r];
+        float* results = tile.results[c] + first;
+        for (int r = 0; r < Rows && first + r < rows; ++r) {
+            results[r] = tile.is_first ? totals[r] : results[r] + totals[r];
         }
     }
 }
 
 template <class T, int Rows, int Count = Rows == 1 ? half_few : half_columns>
-void multiply_half_tile_of(int64_t count, const HalfTile& tile, int64_t rows) {
+void multiply_half_tile_of(int64_t count, const HalfTile& tile, int64_t first, int64_t rows) {
     if (count == Count) {
-        multiply_half_tile<T, Rows, Count>(tile, rows);
+        multiply_half_tile<T, Rows, Count>(tile, first, rows);
     } else if constexpr (Count > 1) {
-        multiply_half_tile_of<T, Rows, Count - 1>(count, tile, rows);
+        multiply_half_tile_of<T, Rows, Count - 1>(count, tile, first, rows);
     }
 }
 
@@ -86,16 +87,14 @@ void multiply_half_rows(const Product& product, int64_t row, int64_t rows, int64
         const int64_t column = i * product.columns / tiles, count = (i + 1) * product.columns / tiles - column;
         for (int64_t c = 0; c < count; ++c) {
             tile.columns[c] = product.activations.at(column + c) + begin;
+            tile.results[c] = product.results.at(column + c) + row;
         }
         for (int64_t first = 0; first < rows; first += Rows) {
             for (int64_t r = 0; r < Rows; ++r) {  // the last row again if there are fewer
                 const int64_t place = row + (first + r < rows ? first + r : rows - 1);
                 tile.rows[r] = reinterpret_cast<const uint16_t*>(product.weights + place * product.row_bytes) + begin;
             }
-            for (int64_t c = 0; c < count; ++c) {
-                tile.results[c] = product.results.at(column + c) + row + first;
-            }
-            multiply_half_tile_of<T, Rows>(count, tile, rows - first);
+            multiply_half_tile_of<T, Rows>(count, tile, first, rows);
         }
         tile.ahead = 0;  // is on its way
     }
