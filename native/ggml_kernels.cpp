@@ -94,7 +94,7 @@ public:
     // Whether the weights of an operation are better left as they are in the file.
     bool are_fit(const Tensor& operation) const {
         const MatmulKernel* kernel = operation.op == mul_mat || operation.op == mul_mat_id ? kernels_.of(operation.src[0]->type) : nullptr;
-        return kernel && operation.src[0]->ne[0] % kernel->block == 0;
+        return kernel && operation.src[0]->ne[0] % kernel->block == 0 && !has_own_products(kernel->type);
     }
 
     // The kernel for an operation; null if ggml has to compute it.
@@ -108,6 +108,9 @@ public:
             return nullptr;  // weights with something extra have been repacked
         }
         const MatmulKernel* kernel = kernels_.of(weights.type);
+        if (weights.view_src && kernel->block_bytes == 2 * kernel->block) {
+            return nullptr;  // part of a KV cache, which has whole rows only when it is full
+        }
         const bool has_whole_rows = static_cast<int64_t>(weights.nb[1]) == weights.ne[0] / kernel->block * kernel->block_bytes;
         return has_whole_rows && functions_.is_host(buffer) ? kernel : nullptr;
     }
@@ -191,7 +194,7 @@ private:
             const int64_t offset = matrix % activations.ne[2] / copies2 * static_cast<int64_t>(weights.nb[2]) +
                                    matrix / activations.ne[2] / copies3 * static_cast<int64_t>(weights.nb[3]);
             const Product product{static_cast<const uint8_t*>(weights.data) + offset, static_cast<int64_t>(weights.nb[1]), rows, depth,
-                                  columns, work.middle() + matrix * each_bytes, columns_of(operation, matrix)};
+                                  columns, work.middle() + matrix * each_bytes, columns_of(activations, matrix), columns_of(operation, matrix)};
             kernel.multiply(product, first, std::min(rows, first + each), scratch);
         }
     }
@@ -231,7 +234,8 @@ private:
                 const int64_t first = (task - before) * each;
                 const uint8_t* data = static_cast<const uint8_t*>(weights.data) + expert * static_cast<int64_t>(weights.nb[2]);
                 const Columns results{static_cast<float*>(operation.data), 0, routes.results + routes.begin[expert]};
-                const Product product{data, static_cast<int64_t>(weights.nb[1]), rows, depth, count(expert), packed_of(expert), results};
+                const Columns columns{static_cast<float*>(activations.data), 0, routes.sources + routes.begin[expert]};
+                const Product product{data, static_cast<int64_t>(weights.nb[1]), rows, depth, count(expert), packed_of(expert), columns, results};
                 kernel.multiply(product, first, std::min(rows, first + each), scratch);
             }
             before += tasks;

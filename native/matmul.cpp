@@ -45,6 +45,14 @@ const MatmulKernel* MatmulKernels::of(int type) const {
     return nullptr;
 }
 
+bool has_own_products([[maybe_unused]] int type) {
+#ifdef LLMRUN_MATMUL_X86
+    return type == 30 && __builtin_cpu_supports("avx512bf16");  // BF16
+#else
+    return false;
+#endif
+}
+
 const std::vector<MatmulKernels>& available_matmul_kernels() {
     static const std::vector<MatmulKernels> available = find_available();
     return available;

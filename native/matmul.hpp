@@ -1,9 +1,10 @@
-// Products of quantized weights and activations on the processor. Knows neither ggml nor threads: ggml_kernels.cpp calls it.
+// Products of weights and activations on the processor. Knows neither ggml nor threads: ggml_kernels.cpp calls it.
 //
-// The activations are quantized to 8 bits in blocks of 32, once for all rows of weights ("packed"). A panel of weight rows is unpacked
-// to bytes with one scale (and minimum) a block, once for all columns, into a scratch that stays in the cache. A tile of
-// rows x columns of sums is then kept in registers: integers are exact within a block; blocks are added as floats from the
-// first to the last. So an element is computed in one way, whatever else is in the batch and whoever computes it.
+// Beside quantized weights, the activations are quantized to 8 bits in blocks of 32, once for all rows of weights ("packed"). A
+// panel of weight rows is unpacked to bytes with one scale (and minimum) a block, once for all columns, into a scratch that stays
+// in the cache. A tile of rows x columns of sums is then kept in registers: integers are exact within a block; blocks are added as
+// floats from the first to the last. Beside weights of 16 bits, activations stay as they are (matmul_half.hpp).
+// So an element is computed in one way, whatever else is in the batch and whoever computes it.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +29,7 @@ struct Product {
     int64_t depth;  // elements of a row, and of a column of activations
     int64_t columns;
     const char* packed;
+    Columns activations;
     Columns results;
 };
 
@@ -54,6 +56,9 @@ struct MatmulKernels {
 
     const MatmulKernel* of(int type) const;
 };
+
+// Whether this processor multiplies weights of a type by itself, twice as many at once as floats: ggml's kernels let it.
+bool has_own_products(int type);
 
 // Those that this processor can run, the best one last.
 const std::vector<MatmulKernels>& available_matmul_kernels();

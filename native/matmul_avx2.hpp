@@ -36,6 +36,10 @@ struct Avx2 {
     LLMRUN_INLINE static Float halves(const uint16_t* p) {
         return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
+    // of numbers that are the upper halves of floats
+    LLMRUN_INLINE static Float upper_halves(const uint16_t* p) {
+        return _mm256_castsi256_ps(left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+    }
     // of the lower 16 bits
     LLMRUN_INLINE static Float half(Int x) {
         const Int lower = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
@@ -122,6 +126,14 @@ struct Avx2 {
             x[i] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x20);
             x[i + 4] = _mm256_permute2f128_ps(y[i], y[i + 4], 0x31);
         }
+    }
+    // the sum of 16 numbers of each of 2 rows
+    LLMRUN_INLINE static void add_up(const Float (*x)[2], float* out) {
+        const __m256d a = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(x[0][0], x[1][0]), _mm256_unpackhi_ps(x[0][0], x[1][0])));
+        const __m256d b = _mm256_castps_pd(_mm256_add_ps(_mm256_unpacklo_ps(x[0][1], x[1][1]), _mm256_unpackhi_ps(x[0][1], x[1][1])));
+        const Float fours = _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), _mm256_castpd_ps(_mm256_unpackhi_pd(a, b)));
+        const __m128 low = _mm256_castps256_ps128(fours), high = _mm256_extractf128_ps(fours, 1);
+        _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(low, _mm_movehl_ps(low, low)), _mm_add_ps(high, _mm_movehl_ps(high, high))));
     }
     LLMRUN_INLINE static Int widen(const uint64_t* bytes) { return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(*bytes))); }
     // the largest magnitude of 32

@@ -49,6 +49,10 @@ struct Isa {
     LLMRUN_INLINE static Float halves(const uint16_t* p) {
         return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
+    // of numbers that are the upper halves of floats
+    LLMRUN_INLINE static Float upper_halves(const uint16_t* p) {
+        return _mm512_castsi512_ps(left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
+    }
     // of the lower 16 bits
     LLMRUN_INLINE static Float half(Int x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
     LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
@@ -147,6 +151,15 @@ struct Isa {
             x[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
             x[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
         }
+    }
+    // the sum of 16 numbers of each of 4 rows
+    LLMRUN_INLINE static void add_up(const Float (*x)[1], float* out) {
+        const Float a = _mm512_add_ps(_mm512_unpacklo_ps(x[0][0], x[1][0]), _mm512_unpackhi_ps(x[0][0], x[1][0]));
+        const Float b = _mm512_add_ps(_mm512_unpacklo_ps(x[2][0], x[3][0]), _mm512_unpackhi_ps(x[2][0], x[3][0]));
+        const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+        const Float fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
+        const __m256 eights = _mm256_add_ps(_mm512_castps512_ps256(fours), _mm512_extractf32x8_ps(fours, 1));
+        _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(eights), _mm256_extractf128_ps(eights, 1)));
     }
     LLMRUN_INLINE static Int widen(const uint64_t* bytes) {
         return _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(bytes[1]), static_cast<int64_t>(bytes[0])));

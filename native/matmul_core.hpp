@@ -260,6 +260,7 @@ void multiply_tiles(const Product& product, int64_t first, int64_t last, char* s
 }
 
 #include "matmul_few.hpp"
+#include "matmul_half.hpp"
 
 template <class T>
 int64_t packed_bytes(int64_t depth, int64_t columns) {
@@ -299,5 +300,6 @@ template <class T>
 constexpr MatmulKernel kernel_of{T::type, T::block, T::bytes, packed_bytes<T>, scratch_bytes<T>, records<T>, pack<T>, multiply<T>};
 
 constexpr MatmulKernel kernels[] = {kernel_of<Q4_0>, kernel_of<Q4_1>, kernel_of<Q5_0>, kernel_of<Q5_1>, kernel_of<Q8_0>,
-                                    kernel_of<Q4_K>, kernel_of<Q5_K>, kernel_of<Q6_K>, kernel_of<IQ4_NL>, kernel_of<IQ4_XS>};
+                                    kernel_of<Q4_K>, kernel_of<Q5_K>, kernel_of<Q6_K>, kernel_of<IQ4_NL>, kernel_of<IQ4_XS>,
+                                    half_kernel_of<F16>, half_kernel_of<BF16>};
 constexpr MatmulKernels table{Isa::name, Isa::lanes * Isa::vectors, kernels, kernels + sizeof kernels / sizeof kernels[0]};

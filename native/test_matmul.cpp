@@ -28,6 +28,13 @@ float from_half(const uint8_t* p) {
     return bits >> 15 ? -value : value;
 }
 
+float from_upper_half(const uint8_t* p) {
+    const uint32_t bits = static_cast<uint32_t>(p[0] | p[1] << 8) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 // A type: how many bytes its blocks have, where they have halves, and each weight of a block.
 struct Type {
     int number, bytes, block;
@@ -82,7 +89,11 @@ const std::vector<Type> types{
          const int block = i / 32, scale = (b[4 + block / 2] >> 4 * (block % 2) & 15) | ((b[2] | b[3] << 8) >> 2 * block & 3) << 4;
          return from_half(b) * static_cast<float>(scale - 32) * static_cast<float>(nonlinear[nibble(b + 8 + 16 * block, i % 32)]);
      }},
+    {1, 32, 16, {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, [](const uint8_t* b, int i) { return from_half(b + 2 * i); }},
+    {30, 32, 16, {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}, [](const uint8_t* b, int i) { return from_upper_half(b + 2 * i); }},
 };
+
+bool is_half(const Type& type) { return type.block == 16; }
 
 // Random blocks; extreme ones have the largest or smallest of every field.
 std::vector<uint8_t> random_weights(const Type& type, int64_t rows, int64_t depth, int64_t stride, int extreme) {
@@ -132,7 +143,7 @@ struct Case {
 };
 
 Case random_case(const Type& type, int extreme) {
-    Case one{type, up_to(1, 150), type.block * up_to(1, type.block == 32 ? 40 : 5), up_to(1, 40), 0, 0, 0, {}, {}};
+    Case one{type, up_to(1, 150), type.block * up_to(1, is_half(type) ? 160 : type.block == 32 ? 40 : 5), up_to(1, 40), 0, 0, 0, {}, {}};
     one.row_bytes = one.depth / type.block * type.bytes;
     one.in_stride = one.depth + up_to(0, 3);
     one.out_stride = one.rows + up_to(0, 3);
@@ -153,7 +164,7 @@ std::vector<float> product(const MatmulKernels& kernels, Case& one, const Column
         last = std::min(records, first + up_to(1, 50));
         kernel.pack(in, one.depth, columns, packed.data, first, last);
     }
-    const Product whole{one.weights.data(), one.row_bytes, one.rows, one.depth, columns, packed.data, {results.data(), one.out_stride, places}};
+    const Product whole{one.weights.data(), one.row_bytes, one.rows, one.depth, columns, packed.data, in, {results.data(), one.out_stride, places}};
     for (int64_t first = 0, last = 0; first < one.rows; first = last) {
         last = std::min(one.rows, first + kernels.rows * up_to(1, 5));
         kernel.multiply(whole, first, last, scratch.data);
@@ -193,6 +204,33 @@ struct Rounded {
         }
     }
 };
+
+// What a sum of weights of 16 bits is, to the last bit.
+bool are_exact(const Case& one, const std::vector<float>& results) {
+    for (int64_t row = 0; row < one.rows; ++row) {
+        const uint8_t* weights = one.weights.data() + row * one.row_bytes;
+        for (int64_t column = 0; column < one.columns; ++column) {
+            const float* activations = one.activations.data() + column * one.in_stride;
+            float total = 0;
+            for (int64_t begin = 0; begin < one.depth; begin += 1024) {
+                float sums[16] = {};
+                for (int64_t i = begin; i < std::min(one.depth, begin + 1024); ++i) {
+                    sums[i % 16] = std::fma(one.type.weight(weights + 2 * i, 0), activations[i], sums[i % 16]);
+                }
+                float fours[4];
+                for (int i = 0; i < 4; ++i) {
+                    fours[i] = (sums[4 * i] + sums[4 * i + 2]) + (sums[4 * i + 1] + sums[4 * i + 3]);
+                }
+                const float sum = (fours[0] + fours[2]) + (fours[1] + fours[3]);
+                total = begin ? total + sum : sum;
+            }
+            if (results[static_cast<size_t>(column * one.out_stride + row)] != total) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
 
 bool are_close(const Case& one, const std::vector<float>& results) {
     std::vector<Rounded> activations;
@@ -243,7 +281,7 @@ void test_products() {
             std::vector<float> first;
             for (const MatmulKernels& kernels : llmrun::available_matmul_kernels()) {
                 const std::vector<float> results = product(kernels, one, in, one.columns, nullptr);
-                CHECK(are_close(one, results));
+                CHECK(is_half(type) ? are_exact(one, results) : are_close(one, results));
                 for (int64_t column = 0; column < one.columns; ++column) {  // nothing is written between the columns
                     for (int64_t row = one.rows; row < one.out_stride; ++row) {
                         CHECK(results[column * one.out_stride + row] == untouched);

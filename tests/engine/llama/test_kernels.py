@@ -20,7 +20,7 @@ from llmrun.protocol.jobs.machine import BUILD
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "F16")
 REPACKED = ("Q4_0", "Q4_K", "IQ4_NL")  # by ggml, on x86
 
 pytestmark = pytest.mark.skipif(not _native.available_kernels(), reason="no kernels for this processor")
@@ -96,9 +96,12 @@ def test_products(ggml: Operations, name: str, columns: int) -> None:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_token_has_the_same_products_alone_and_in_a_prompt(ggml: Operations, name: str) -> None:
-    """To the last bit. Activations are rounded as ggml's kernels do it for few columns: sums differ by their order."""
+    """To the last bit. Activations are rounded as ggml's kernels do it for few columns: sums differ by their order.
+
+    Beside weights of 16 bits, only ggml rounds them.
+    """
     rng = np.random.default_rng(3)
-    data, _ = quantized(rng, name, 64, 1024)
+    data, weights = quantized(rng, name, 64, 1024)
     activations = rng.standard_normal((9, 1024), dtype=np.float32) * rng.lognormal(0, 2, (9, 1024)).astype(np.float32)
     with ggml.tensors() as place:
         left, all_columns = ggml.tensor(place, type_numbers()[name], 1024, 64), ggml.tensor(place, 0, 1024, 9)
@@ -116,6 +119,10 @@ def test_a_token_has_the_same_products_alone_and_in_a_prompt(ggml: Operations, n
                 expected, n_ours = run(ggml, single)
                 _native.enable_kernels(True)
                 assert n_ours == 0
+                if name == "F16":
+                    exact = weights.astype(np.float64) @ activations[column]
+                    assert np.abs(expected[0, 0, 0] - exact).max() > 1e-5 * np.abs(exact).max()
+                    expected[0, 0, 0] = exact
                 assert np.abs(results[0, 0, column] - expected[0, 0, 0]).max() <= 3e-6 * np.abs(expected).max()
 
 
@@ -294,9 +301,20 @@ def test_ggml_computes_other_attention(ggml: Operations, case: AttentionCase) ->
 
 def test_ggml_computes_other_types(ggml: Operations) -> None:
     with ggml.tensors() as place:
-        half = ggml.mul_mat(place, ggml.tensor(place, type_numbers()["F16"], 64, 32), ggml.tensor(place, 0, 64, 9))
+        floats = ggml.mul_mat(place, ggml.tensor(place, type_numbers()["F32"], 64, 32), ggml.tensor(place, 0, 64, 9))
         with ggml.memory(place, ggml.plain):
-            assert run(ggml, half)[1] == 0
+            assert run(ggml, floats)[1] == 0
+
+
+@pytest.mark.parametrize("name", ["F16", "BF16"])
+def test_ggml_computes_products_with_a_cache(ggml: Operations, name: str) -> None:
+    """However much of it is in use. A cache is a view, and has 16 bits."""
+    view = function("ggml_view_2d", *[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, *[ctypes.c_size_t] * 2)
+    with ggml.tensors() as place:
+        cache = ggml.tensor(place, type_numbers()[name], 64, 32)
+        product = ggml.mul_mat(place, view(place, cache, 64, 32, 128, 0), ggml.tensor(place, 0, 64, 9))
+        with ggml.memory(place, ggml.plain):
+            assert run(ggml, product)[1] == 0
 
 
 @pytest.mark.parametrize("name", [*_native.available_kernels(), "ggml", "", "AVX-9000"])
