@@ -145,7 +145,9 @@ def run(
     """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
     others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
-    _check(output, model, answers, logprobs, record, yes=loading.yes)
+    _check(output, answers, logprobs, record, yes=loading.yes)
+    if not model:
+        raise no_model("run", prompt or [])
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
     _refuse_file_names(answer, prompt or [])
@@ -214,10 +216,8 @@ def _report_end(output: Output, request: AnswerRequest, finished: Finished) -> N
         _note_limit(output, request, finished)
 
 
-def _check(output: Output, model: str, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError if there is no model, an option is invalid, or two can't be used together."""
-    if not model:
-        raise no_model("run")
+def _check(output: Output, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
+    """Raise UsageError if an option is invalid, or two can't be used together."""
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         check_logprobs(output, logprobs, answers)
