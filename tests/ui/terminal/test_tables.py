@@ -230,7 +230,7 @@ def test_the_built_in_list_fits_what_fits_comes_first_and_then_the_larger_one(co
     assert [line.split()[0] for line in lines] == order
     assert max(map(len, [head, *lines])) <= columns
     assert not set(left_out.split()) & set(head.split())
-    assert ("2B of 4.7B", "~640 MB") == (lines[2][23:35].strip(), lines[2][46:56].strip())
+    assert (lines[2][23:35].strip(), lines[2][46:56].strip()) == ("2B of 4.7B", "~640 MB")
 
 
 def test_facts_have_no_heading() -> None:
