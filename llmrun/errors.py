@@ -6,7 +6,8 @@ place that turns one into HTTP.
     LlmrunError                 1  internal
     ├── InternalError           1  internal-error
     ├── UsageError              2  usage
-    │   └── ContextOverflowError 2 context-overflow
+    │   ├── ContextOverflowError 2 context-overflow
+    │   └── NoModelError        2  no-model
     ├── ModelNotFoundError      3  model-not-found
     ├── LoginRequiredError      4  login-required
     ├── NetworkError            5  network
@@ -63,6 +64,12 @@ def listed(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
+def first_bytes(data: bytes) -> str:
+    """Return bytes of a file for a message: as text if all are printable, else in hexadecimal."""
+    text = data.decode("latin-1")
+    return f'"{text}"' if text.isascii() and text.isprintable() else data.hex(" ")
+
+
 def _as_flags(text: str) -> str:
     return text
 
@@ -117,6 +124,20 @@ class UsageError(LlmrunError):
     code = "usage"
     exit_status = 2
     http_status = 400
+
+
+class NoModelError(UsageError):
+    """No model is named, and there is no default one.
+
+    Args:
+        proposals: name, size and purpose of models for this machine.
+    """
+
+    code = "no-model"
+
+    def __init__(self, *, why: str, hint: str, proposals: Sequence[tuple[str, str, str]]) -> None:
+        super().__init__("there is no model", why=why, hint=hint)
+        self.proposals = proposals
 
 
 class ValueKind(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -11,8 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import llmrun
-from llmrun import errors
+# `python -m pytest` begins sys.path with its folder, whose llmrun has no native module.
+sys.path[:] = [place for place in sys.path if Path(place).resolve() != Path(__file__).resolve().parents[1]]
+try:
+    import llmrun._native
+    from llmrun import errors
+except ImportError as error:
+    sys.exit(f"llmrun is not installed here ({error}); in its checkout: pip install '.[test]'")
 
 if TYPE_CHECKING:
     from support.remote_server import FarServer

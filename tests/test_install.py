@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import llmrun
+
+PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
 INCLUDED = Path(__file__).parents[1] / "native/llama.cmake"
 
 LLAMA_CPP_PYTHON = """
@@ -35,6 +39,32 @@ message(STATUS "common: ${LLAMA_BUILD_COMMON}")
 MTMD = """
 add_library(mtmd mtmd.cpp mtmd.h models/models.h models/a.cpp models/b.cpp)
 """
+
+
+def test_python_m_pytest_imports_the_installed_package(tmp_path: Path) -> None:
+    """In a checkout, whose sources have no native module; without an installed one, that is said once."""
+    root = Path(__file__).parents[1]
+    files = {"pyproject.toml": (root / "pyproject.toml").read_text(), "llmrun/__init__.py": ""}
+    files |= {"tests/conftest.py": (root / "tests/conftest.py").read_text()}
+    files["tests/test_it.py"] = "def test_it():\n    import llmrun._native\n    import llmrun.errors\n"
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def test(*flags: str) -> subprocess.CompletedProcess[str]:
+        environment = {key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, flags))
+        command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "tests"]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+
+    found = test(str(PACKAGE_PARENT))
+    assert (found.returncode, "1 passed" in found.stdout) == (0, True), found.stdout + found.stderr
+    hidden = tmp_path / "hidden/llmrun/__init__.py"
+    hidden.parent.mkdir(parents=True)
+    hidden.write_text("")
+    missing = test(str(tmp_path / "hidden"))
+    told = missing.stdout + missing.stderr
+    assert (missing.returncode, told.count("llmrun is not installed here"), len(told.splitlines())) == (1, 1, 1), told
 
 
 def configure(tmp_path: Path, name: str, *flags: str) -> str:

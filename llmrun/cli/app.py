@@ -16,7 +16,8 @@ from llmrun.cli.command import Command, ModelCommand
 from llmrun.cli.commands import ALIASES, BENCH_COMMANDS, COMMANDS, CommandEntry
 from llmrun.cli.completion import complete_bench, complete_model, completes, fix_words
 from llmrun.cli.pages import OPTIONS, root_help
-from llmrun.errors import UsageError, did_you_mean
+from llmrun.errors import NoModelError, UsageError, did_you_mean
+from llmrun.ui.terminal.output import Output
 
 _MODEL_FIRST = frozenset(
     {"run", "chat", "pull", "show", "plan", "quantize", "report", "evaluate", "bench", "tune", "tokenize", "explain"}
@@ -109,6 +110,11 @@ def call(arguments: Sequence[str]) -> int:
     arguments = [*(["run"] if habits.begins_answer(arguments) else []), *arguments]
     try:
         return app(arguments, prog_name="llmrun", standalone_mode=False, obj=arguments) or 0
+    except NoModelError as error:
+        from llmrun.cli.defaults import choose_model  # slow, and most commands have a model
+
+        chosen = choose_model(Output(json="--json" in arguments), error)
+        return call([arguments[0], "--model", chosen, "--yes", *arguments[1:]])
     except typer.TyperException as error:
         command = " ".join(["llmrun", *arguments[:1]]) if arguments and arguments[0] in COMMANDS else "llmrun"
         raise _usage_error(error, command) from None
@@ -128,11 +134,14 @@ def _usage_error(error: typer.TyperException, command: str) -> UsageError:
             if not getattr(parameter, "hidden", False)
             for name in (*parameter.opts, *parameter.secondary_opts)
         ]
+        if line := _at_home(option, context):
+            what = f"{path} has no option {option}"
+            return UsageError(what, why=f"{' '.join(line.split()[:2])} has it", hint=line)
         ours = habits.OPTIONS.get(option, "")
         if ours.startswith("llmrun") or ours.partition(" ")[0] in names:
             return UsageError(f"there is no option {option}", why="that is another program's name of it", hint=ours)
         return UsageError(f"there is no option {option}", hint=did_you_mean(option, names, hint))
-    if name := re.fullmatch("No such command '(.*)'", message):
+    if name := re.match("No such command '(.*?)'", message):
         return UsageError(f"there is no command {f'{path} {name[1]}'.removeprefix('llmrun ')!r}", hint=hint)
     if words := re.fullmatch(r"Got unexpected extra argument\(s\) \((.*)\)", message):
         return UsageError(f"unexpected arguments: {words[1]}", why=f"{path} takes fewer", hint=hint)
@@ -141,6 +150,17 @@ def _usage_error(error: typer.TyperException, command: str) -> UsageError:
     if message.endswith("does not take a value"):
         return UsageError(f"{option} takes no value", hint=hint)
     return UsageError(message[:1].lower() + message[1:], hint=hint)
+
+
+def _at_home(option: str, context: Any) -> str:
+    """Return the command line of an option that this command lacks and a sibling of it has; "" if none has."""
+    siblings = ("chat", "run", "serve") if context.command.name in ("chat", "run", "serve") else ()
+    for name in siblings:
+        for parameter in context.find_root().command.get_command(context, name).params:
+            if option.startswith("--") and option in (*parameter.opts, *parameter.secondary_opts):
+                value = "" if parameter.is_flag else f" {parameter.metavar or parameter.type.name.upper()}"
+                return f"llmrun {name} MODEL {option}{value}"
+    return ""
 
 
 _EXPECTED = {"int": "a whole number", "float": "a number", "boolean": "true or false"}

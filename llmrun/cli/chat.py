@@ -173,7 +173,7 @@ def _show_page(
             page, model = f"/#chat={saved.id}", model or _last_model(saved, None)
             saved.release()
     if not model:
-        raise UsageError("there is no model to talk to", hint="llmrun chat smollm2 --web")
+        raise no_model("chat --web")
     serve_page(model, loading, docs, options, page)
 
 

@@ -11,6 +11,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from llmrun.cli import habits
 from llmrun.cli.pages import HELP_ALL, command_help
+from llmrun.errors import UsageError, did_you_mean
 
 _USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
 
@@ -45,6 +46,22 @@ class CommandGroup(TyperGroup):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params.append(_help_all_option())
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of the arguments, also by other programs' name of it.
+
+        Raises:
+            UsageError: no command has the name; suggests similar ones.
+        """
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            meant = next((word for word in habits.WORDS.get(name, ()) if word in known), "")
+            if not meant:
+                typed = f"{ctx.command_path} {name}".removeprefix("llmrun ")
+                hint = did_you_mean(name, known, f"{ctx.command_path} --help")
+                raise UsageError(f"there is no command {typed!r}", hint=hint)
+            args = [meant, *args[1:]]
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         formatter.write(command_help(ctx))

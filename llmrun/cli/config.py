@@ -23,6 +23,7 @@ from llmrun.protocol.params import PARAMETERS
 from llmrun.storage import decode_text, write_whole
 from llmrun.ui.prompt.editor import edit
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
 
 
@@ -81,7 +82,7 @@ def show(context: typer.Context, json: JsonOption = False) -> None:
         output.result_json([{"key": key, "value": value, "from": origin} for key, value, origin in rows])
         return
     columns = (Column("KEY", style="bold"), Column("VALUE"), Column("FROM", style="dim"))
-    show_table(output, columns, [(key, "" if value is None else str(value), origin) for key, value, origin in rows])
+    show_table(output, columns, [(key, settings_file.as_typed(value), origin) for key, value, origin in rows])
     path = config_file()
     output.note(f"Settings file: {path}" + ("" if path.exists() else ", which does not exist yet"))
 
@@ -152,6 +153,21 @@ def import_modelfile(
         output.note(note)
     output.note(f"The preset {name} is in {config_file()}")
     output.note(f"llmrun chat --preset {name}", is_command=True)
+
+
+@app.command("get", cls=Command)
+def get_value(key: KeyArgument, json: JsonOption = False) -> None:
+    """Print the value of a setting that applies: of the environment, the settings file, or the default."""
+    settings_file.find_key(key, "")
+    found = [value for name, value, _ in _rows() if name == key]
+    found = found or [row[1] for row in [_row(key, settings_file.read_file())] if row is not None]
+    if not found or found[0] is None:
+        raise UsageError(f"{key} is not set", hint=f"llmrun config set {key} VALUE")
+    output = Output(json=json)
+    if json:
+        output.result_json({"key": key, "value": found[0]})
+    else:
+        output.text(clean(settings_file.as_typed(found[0]), newlines=True))
 
 
 @app.command("unset", cls=Command)

@@ -7,7 +7,9 @@ the model is loaded.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 from llmrun.cli import sampling, settings_file
 from llmrun.cli.settings_file import LOADING
 from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
-from llmrun.errors import LlmrunError, UsageError
-from llmrun.models.registry import load_catalogue, modelfile_of
+from llmrun.errors import LlmrunError, ModelNotFoundError, NoModelError, UsageError, near_names
+from llmrun.models.registry import load_catalogue, modelfile_of, resolve
 from llmrun.models.store.installed import OLLAMA
 from llmrun.planning.hardware import probe
 from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.sizes import readable_size
 from llmrun.storage import write_whole
+from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
     from llmrun.models.modelfile import Modelfile
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
 _MODEL_VARIABLE = "LLMRUN_MODEL"
+_MODEL_LIKE = re.compile(r"[a-z][a-z._-]*\d[\w.-]*|.*:.+", re.IGNORECASE)  # qwen9, phi-5, name:quant
 _FIELDS = {"think": "thinking", "think_tokens": "thinking_tokens", "think_effort": "reasoning_effort"}
 """Parameters of commands whose field of a request has another name."""
 
@@ -57,7 +62,26 @@ def remember_model(name: str) -> None:
             write_whole(path, name, makes_folder=True)
 
 
-def no_model(command: str) -> UsageError:
+def choose_model(output: Output, error: NoModelError) -> str:
+    """Return the model that the user chooses of the proposed ones, by one key.
+
+    Raises:
+        NoModelError: there is no terminal to ask on.
+        UsageError: none is chosen.
+    """
+    if not output.can_ask:
+        raise error
+    output.note("No model has been used yet. Three for this machine, downloaded on first use:", dim=False)
+    keys = {str(number): each for number, each in enumerate(error.proposals, 1)}
+    columns = Column("", style="cyan"), Column("", style="bold"), Column("", right=True), Column("", style="dim")
+    show_table(output, columns, [(key, *each) for key, each in keys.items()], stderr=True)
+    key = output.press(f"Which one? [{'/'.join(keys)}, or Enter for none]", keys)
+    if not key:
+        raise UsageError("no model is chosen", hint="llmrun list --all shows more of them")
+    return keys[key][0]
+
+
+def no_model(command: str, words: Sequence[str] = ()) -> NoModelError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
     from llmrun.models.store.store import all_models
     from llmrun.planning.catalogue import Estimates, propose
@@ -66,10 +90,12 @@ def no_model(command: str) -> UsageError:
     settings, hardware = load_settings(), probe()
     estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
     chosen = propose(load_catalogue().entries.values(), estimates)
-    sizes = ", ".join(f"{each.entry.alias} ({readable_size(each.size.n_bytes)})" for each in chosen)
+    proposals = [(each.entry.alias, readable_size(each.size.n_bytes), each.purpose) for each in chosen]
+    sizes = ", ".join(f"{name} ({size})" for name, size, _ in proposals)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
-    hint = " or ".join(f"llmrun {command} {each.entry.alias}" for each in chosen)
-    return UsageError("there is no model", why=why, hint=hint)
+    first, *options = command.split()
+    hint = " or ".join(shlex.join(["llmrun", first, name, *options, *words]) for name, *_ in proposals)
+    return NoModelError(why=why, hint=hint, proposals=proposals)
 
 
 def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
@@ -146,11 +172,16 @@ def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], of_pr
         return values.get("model") or ""
     if command == "run":
         named = values.get("model")
-        if named is not None and not _is_prompt(named) and not (of_preset and not values.get("prompt")):
+        default, origin = (of_preset, PRESET) if of_preset else default_model(given)
+        is_guess = not is_remote and not of_preset and _may_be_prompt(named, values, given, has_default=bool(default))
+        is_prompt = named is not None and (_is_prompt(named) or is_guess or (of_preset and not values.get("prompt")))
+        if named is not None and not is_prompt:
             return str(named)
         if named is not None:
             values["prompt"] = (named, *(values.get("prompt") or ()))
-        values["model"] = "default" if is_remote else of_preset or default_model(given)[0]
+        if is_guess and default:
+            Output().note(f"{default} ({origin}) answers: {named!r} is not a model, so it is the prompt")
+        values["model"] = "default" if is_remote else default
     elif values.get("model") is None and not is_remote:
         if values.get("last") or values.get("session"):
             continued = _continued(values.get("session") or "")
@@ -164,6 +195,33 @@ def _is_prompt(word: str) -> bool:
     """Return whether a word in the place of the model is a prompt: several words, and not the name of a file."""
     is_path = word.startswith(("/", "./", "../", "~")) or word.lower().endswith(".gguf") or os.path.isfile(word)  # noqa: PTH113
     return len(word.split()) > 1 and not is_path
+
+
+def _may_be_prompt(word: str | None, values: Mapping[str, Any], given: Mapping[str, Any], *, has_default: bool) -> bool:
+    """Return whether the only word of a command, which is no model's name, is the prompt.
+
+    It is one beside a text from stdin or a file, or where a default model can answer it. What looks like a model's name
+    is a mistyped one.
+
+    Args:
+        values: parsed values by parameter.
+        given: values of the settings file.
+        has_default: there is a default model.
+    """
+    if word is None or values.get("prompt") or _is_prompt(word) or any(k.startswith(f"models.{word}.") for k in given):
+        return False
+    has_text = not Output().stdin_is_terminal or any(values.get(name) for name in ("files", "images", "audio", "docs"))
+    if not (has_text or has_default):
+        return False
+    try:
+        resolve(word)
+    except ModelNotFoundError:
+        is_path = word.startswith((".", "/", "~")) or word.lower().endswith(".gguf")
+        names = [*load_catalogue().entries, *model_aliases()]
+        return not (is_path or _MODEL_LIKE.fullmatch(word) or near_names(word, names))
+    except LlmrunError:
+        pass  # an invalid name; the error says why
+    return False
 
 
 def _continued(session: str) -> str:

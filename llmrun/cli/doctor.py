@@ -59,11 +59,11 @@ def doctor(
 
 
 def show_findings(output: Output, findings: Sequence[Finding]) -> None:
-    """Print the findings of doctor, each with its fix below."""
+    """Print the findings of doctor, each with its fix below; what is ok needs none."""
     rows: list[tuple[str, str, str]] = []
     for finding in findings:
         rows.append((finding.status, finding.topic, finding.text))
-        if finding.fix:
+        if finding.fix and finding.status != "ok":
             rows.append(("", "", f"try: {finding.fix}"))
     show_table(output, (Column(""), Column("", style="bold"), Column("")), rows)
 

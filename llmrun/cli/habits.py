@@ -48,6 +48,18 @@ COMMANDS = {
 SERVER_WORDS = {"start": "llmrun serve --background", "stop": "llmrun stop", "status": "llmrun ps"}
 """The word after `server` in LM Studio."""
 
+WORDS = {
+    "delete": ("rm", "unset"),
+    "remove": ("rm", "unset"),
+    "rm": ("unset",),
+    "ls": ("list",),
+    "mv": ("rename",),
+    "cat": ("show",),
+    "view": ("show",),
+    "find": ("search",),
+}
+"""Word after `sessions`, `config` and other groups -> names of the same command there, the first one that it has."""
+
 OPTIONS = {
     "--ctx-size": "--ctx TOKENS",
     "--num-ctx": "--ctx TOKENS",
@@ -63,7 +75,6 @@ OPTIONS = {
     "--hidethinking": "--show-thoughts hide",
     "--keepalive": "llmrun serve MODEL --keep TIME",
     "--api-key": "--key-file FILE",
-    "--tools": "llmrun chat MODEL --tools FILE",
     "-cnv": "llmrun chat MODEL",
     "--conversation": "llmrun chat MODEL",
     "-i": "llmrun chat MODEL",

@@ -140,6 +140,7 @@ def plain_entries(
         {
             "alias": model.name,
             **(size_of_file(model.path) or FileSize("", model.quant, model.size))._asdict(),
+            "kind": "chat",
             "licence": "",
             "agents": True,
             "installed": True,
@@ -151,6 +152,7 @@ def plain_entries(
         {
             "alias": entry.alias,
             **estimates.size_of(entry)._asdict(),
+            "kind": entry.kind,
             "licence": entry.license,
             "agents": entry.agents,
             "installed": estimates.file_of(entry) is not None,

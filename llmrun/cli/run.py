@@ -145,7 +145,7 @@ def run(
     """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
     others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
-    _check(output, model, answers, logprobs, record, yes=loading.yes)
+    _check(output, model, prompt or [], answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     refuse_with_remote(loading, {**others, "--beams": beams is not None})
     _refuse_file_names(answer, prompt or [])
@@ -214,10 +214,17 @@ def _report_end(output: Output, request: AnswerRequest, finished: Finished) -> N
         _note_limit(output, request, finished)
 
 
-def _check(output: Output, model: str, answers: int, logprobs: int | None, record: Path | None, *, yes: bool) -> None:
-    """Raise UsageError if there is no model, an option is invalid, or two can't be used together."""
-    if not model:
-        raise no_model("run")
+def _check(
+    output: Output,
+    model: str,
+    words: list[str],
+    answers: int,
+    logprobs: int | None,
+    record: Path | None,
+    *,
+    yes: bool,
+) -> None:
+    """Raise UsageError if an option is invalid, two can't be used together, or there is no model."""
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         check_logprobs(output, logprobs, answers)
@@ -226,6 +233,8 @@ def _check(output: Output, model: str, answers: int, logprobs: int | None, recor
         raise UsageError(f"--record and --answers {answers} can't be used together", why=why)
     if record is not None:
         check_output_file(output, record, yes=yes)
+    if not model:
+        raise no_model("run", words)
 
 
 def _check_prefill(answer: AnswerOptions, *, raw: bool, has_beams: bool) -> None:

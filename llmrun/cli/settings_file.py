@@ -14,6 +14,7 @@ Here a key is the path to a value, e.g. "models.smollm2.ctx".
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -117,7 +118,7 @@ def find_key(key: str, where: str) -> Key:
     if name in known:
         return known[name]
     head = f"{table}." if known and table else ""
-    names = [f"{head}{each}" for each in known] or [
+    names = [f"{head}{each}" for each in known if table] or [
         "model",
         *(f"serve.{each}" for each in SERVE),
         "models.MODEL.ctx",
@@ -164,6 +165,15 @@ def parse(key: str, text: str, label: str) -> Any:
         raise UsageError(f"invalid {label} {text}", why="must be a whole number")
     require_within(label, int(text), found.bounds)
     return int(text)
+
+
+def as_typed(value: Any) -> str:
+    """Return a value as `llmrun config set` takes it; "" for none."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return value[0] if len(value) == 1 else json.dumps(value, ensure_ascii=False)
+    return "" if value is None else str(value)
 
 
 def _texts(text: str, label: str) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import threading
 import time
@@ -352,7 +353,7 @@ def _gpus(build: Build, details: Details) -> Iterator[Finding]:
 def _rpc(build: Build) -> Finding:
     if build.rpc:
         return Finding("RPC", "ok", "built in: `llmrun worker` and --rpc can be used")
-    text = "not built in; only models on several machines need it (--rpc)"
+    text = "not built in; only models on several machines need it (llmrun help install)"
     return Finding("RPC", "ok", text, GpuBuild("", "-DGGML_RPC=ON").command)
 
 
@@ -481,7 +482,8 @@ class _HubCheck:
         try:
             status = httpx2.get(f"{endpoint}/api/models?limit=1", timeout=_HUB_SECONDS).status_code
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
-            self._answer.append(self._unreachable(f"can't reach {endpoint}: {error or type(error).__name__}"))
+            why = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+            self._answer.append(self._unreachable(f"can't reach {endpoint}: {why}"))
             return
         if status >= 400:
             self._answer.append(self._unreachable(f"{endpoint} answers {status}"))

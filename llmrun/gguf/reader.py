@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from llmrun import _native
-from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError
+from llmrun.errors import BadModelError, LlmrunError, ModelNotFoundError, first_bytes
 from llmrun.gguf.header import Header, Tensor, other_parts, unite
 from llmrun.gguf.metadata import ArrayInfo, Value, length_of
 from llmrun.gguf.types import TENSOR_TYPES, TYPE_NAMES
@@ -188,7 +188,7 @@ class _HeaderReader:
         if self.take(4, "magic") != b"GGUF":
             raise BadModelError(
                 f"{str(self.path)!r} is not a GGUF model",
-                why=f"it begins with {bytes(self.data[:4])!r} instead of b'GGUF'",
+                why=f'it begins with {first_bytes(bytes(self.data[:4]))} instead of "GGUF"',
             )
         version = self.version()
         n_tensors = self.count("number of tensors", min_bytes=24, maximum=MAX_TENSORS)

@@ -159,7 +159,7 @@ def _unreachable(settings: Settings, why: str) -> NetworkError:
     if "CERTIFICATE" in why:
         hint = "name the certificates to trust: SSL_CERT_FILE=FILE"
     why = re.sub(r"^\[Errno -?\d+\] ", "", why)
-    return NetworkError(f"can't reach the hub at {settings.endpoint}", why=why, hint=hint)
+    return NetworkError(f"can't reach the hub at {settings.endpoint}: {why}", hint=hint)
 
 
 def _within(seconds: float, settings: Settings, call: Callable[[], bytes]) -> bytes:

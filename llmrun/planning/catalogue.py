@@ -146,10 +146,16 @@ def _is_estimated(speed: MachineSpeed | None) -> bool:
     return speed is not None and speed.is_estimated
 
 
+def stated_parameters(parameters: str) -> list[float]:
+    """Return the numbers in words like "30B, 3B active": all, then those that one token reads; [0.0] for none."""
+    found = re.findall(r"([\d.]+)([MB])", parameters)
+    return [float(number) * _FACTORS[unit] for number, unit in found] or [0.0]
+
+
 def active_share(parameters: str) -> float:
     """Return the share of the weights that one token reads: 0.1 of "30B, 3B active", 1 of "8B"."""
-    counts = [float(number) * _FACTORS[unit] for number, unit in re.findall(r"([\d.]+)([MB])", parameters)]
-    return counts[-1] / counts[0] if counts else 1.0
+    counts = stated_parameters(parameters)
+    return counts[-1] / counts[0] if counts[0] else 1.0
 
 
 def propose(entries: Collection[CatalogueEntry], estimates: Estimates) -> list[Proposal]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def readable_size(n_bytes: float) -> str:
     """Bytes in decimal units, as the hub and disks count them, e.g. "98.9 MB"."""
@@ -11,6 +13,12 @@ def readable_size(n_bytes: float) -> str:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:,.1f} TB"
+
+
+def rough_size(n_bytes: float) -> str:
+    """Return an estimated number of bytes with two digits, e.g. "640 MB", "2.9 GB"."""
+    rounded = float(f"{n_bytes:.1e}")
+    return re.sub(r"(?<=\d\d)\.\d", "", readable_size(rounded))
 
 
 def readable_count(parameters: int) -> str:

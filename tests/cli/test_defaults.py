@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -62,9 +63,12 @@ def run(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_o
 def test_without_any_model_three_of_the_catalogue_are_proposed(words: list[str], config: Path) -> None:
     with pytest.raises(UsageError, match="there is no model") as caught:
         call(words)
-    named = [hint.split()[-1] for hint in caught.value.hint.split(" or ")]
-    assert 1 <= len(named) <= 3
-    assert set(named) <= {name for name, entry in load_catalogue().entries.items() if entry.kind == "chat"}
+    lines = [shlex.split(line) for line in caught.value.hint.split(" or ")]
+    assert 1 <= len(lines) <= 3
+    assert all(line[3:] == words[1:2] for line in lines if words == ["run", "Why is it so?"])
+    assert {line[2] for line in lines} <= {
+        name for name, entry in load_catalogue().entries.items() if entry.kind == "chat"
+    }
 
 
 def test_the_last_used_model_is_the_default(run: Run, tmp_path: Path) -> None:
@@ -74,6 +78,47 @@ def test_the_last_used_model_is_the_default(run: Run, tmp_path: Path) -> None:
     for words, stdin in ((["run", "Why is it so?"], ""), (["run"], "hi"), (["run", "-p", "hi"], ""), (["chat"], "hi")):
         done = run(*words, stdin=stdin)
         assert (done.returncode, "Hello" in done.stdout) == (0, True), (words, done.stderr)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pseudo-terminals")
+@pytest.mark.parametrize(("key", "end"), [("\r", "no model is chosen"), ("x1", "error: ")])
+def test_one_key_chooses_a_model_where_there_is_none(key: str, end: str, config: Path, package_on_path: None) -> None:
+    import pexpect
+
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "TERM": "xterm",
+        "NO_COLOR": "1",
+        "LLMRUN_PYPI": "http://127.0.0.1:9",
+    }
+    environment["PYTHONPATH"] += os.pathsep + str(FRONT.parents[1])
+    words = [str(FRONT), "normal", "run", "Why is it so?"]
+    child = pexpect.spawn(sys.executable, words, env=environment, encoding="utf-8", timeout=300, dimensions=(24, 80))
+    child.expect("Which one.*] ")
+    child.send(key)
+    child.expect(pexpect.EOF)
+    assert end in child.before
+    assert "there is no model" not in child.before
+
+
+def test_one_word_beside_a_text_is_the_prompt(run: Run, config: Path, tmp_path: Path) -> None:
+    """Without a default model, models are proposed for this prompt; a name that is nearly a model's stays one."""
+    (tmp_path / "notes.txt").write_text("Hallo")
+    done = run("run", "Translate", stdin="Hallo")
+    assert (done.returncode, "error: there is no model\n" in done.stderr) == (2, True), done.stderr
+    assert done.stderr.rstrip().endswith(" Translate")
+    config.write_text('model = "./tiny.gguf"\n')
+    for words, stdin in (
+        (["Translate"], "Hallo"),
+        (["Summarize:", "-f", "notes.txt"], ""),
+        (["-f", "notes.txt", "Übersetze"], ""),
+    ):
+        done = run("run", *words, stdin=stdin)
+        assert (done.returncode, done.stdout) == (0, "Hello\n"), done.stderr
+        assert "./tiny.gguf (settings file) answers" in done.stderr
+    for name in ("smolm2", "llama9", "phi-5", "notes.gguf", "smollm2:q9", "./notes.txt"):
+        assert run("run", name, stdin="Hallo").returncode in (3, 7), name
 
 
 def test_the_model_of_the_settings_comes_before_the_last_used_one(config: Path) -> None:

@@ -54,6 +54,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_on_path: None) 
         ("llmrun show -m ./tiny.gguf", "tiny.gguf"),
         ("llmrun info ./tiny.gguf", "tiny.gguf"),
         ("llmrun ls", None),
+        ("llmrun sessions ls", None),
+        ("llmrun config get serve.port", "8080"),
     ],
 )
 def test_a_habit_that_works(typed: str, shown: str | None, run: Run) -> None:
@@ -77,6 +79,13 @@ def test_a_habit_that_works(typed: str, shown: str | None, run: Run) -> None:
         ("llmrun generate smollm2 hi", 2, "llmrun run MODEL PROMPT"),
         ("llmrun complete hi", 2, "--raw"),
         ("llmrun status", 2, "llmrun ps"),
+        ("llmrun sessions delete it", 2, "llmrun sessions list"),
+        ("llmrun sessions lst", 2, "did you mean list?"),
+        ("llmrun config gett model", 2, "did you mean get?"),
+        ("llmrun config remove model", 2, "llmrun config"),
+        ("llmrun config get model", 2, "llmrun config set model"),
+        ("llmrun run ./tiny.gguf --session it hi", 2, "llmrun chat MODEL --session NAME"),
+        ("llmrun run ./tiny.gguf --continue hi", 2, "llmrun chat MODEL --continue"),
         ("llmrun start", 2, "llmrun serve"),
         ("llmrun server start", 2, "llmrun serve"),
         ("llmrun server stop", 2, "llmrun stop"),

@@ -19,6 +19,7 @@ EXAMPLES = (
     "drafted ",
     "Drafted ",
     "texts,",
+    "POST ",
 )
 
 
@@ -31,6 +32,7 @@ def test_a_topic_follows_the_terminal_and_loses_no_word(name: str, columns: int)
     too_long = [line for line in shown.split("\n") if len(line) > columns and not line.startswith("    ")]
     assert all(line.strip().startswith(EXAMPLES) for line in too_long), too_long
     assert reflow(text, 0) == reflow(text, 80) == text
+    assert max(map(len, text.split("\n"))) <= 80
 
 
 def test_examples_stay_as_they_are_and_terms_stand_above_their_texts_where_it_is_narrow() -> None:

@@ -38,8 +38,9 @@ from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import MachineSpeed, Rates
 from llmrun.runner.workers import RpcWorker, WorkerDevice
+from llmrun.ui.terminal.format import context_name
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.plan import context_name, show_estimates
+from llmrun.ui.views.plan import show_estimates
 
 GIB = 1 << 30
 SPEED = MachineSpeed(1e10, 1e-6, {"F16": {64: 1e-8}}, {"F16": {64: 1e-9}}, {"Q4_K": Rates(((100.0, 1e10),), 1e11)})

@@ -25,7 +25,7 @@ from typing import BinaryIO, cast
 
 import httpx2
 
-from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError
+from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError, first_bytes
 from llmrun.models.download.transfer import (
     DEFAULT_RETRY_POLICY,
     SLOWEST_BYTES,
@@ -407,7 +407,8 @@ class _Transfer:
         expected = self._source.starts_with
         if self._part.arrived == 0 and chunk[: len(expected)] != expected[: len(chunk)]:
             raise BadModelError(
-                f"the link leads to no model: {self._source.label}", why=f"the file begins with {chunk[:12]!r}"
+                f"the link leads to no model: {self._source.label}",
+                why=f"the file begins with {first_bytes(chunk[:12])}",
             )
         self._part.append(chunk)
 

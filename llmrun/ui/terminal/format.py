@@ -39,6 +39,11 @@ def rate_of_bytes(per_second: float) -> str:
     return f"{readable_size(per_second)}/s"
 
 
+def context_name(n_ctx: int) -> str:
+    """Return a short name of a context size, e.g. "32k" for 32,768, "5,000" for 5,000."""
+    return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return e.g. "1 token", "1,200 tokens"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -76,6 +76,27 @@ def keyboard(stdin: TextIO, *, echoes: bool) -> Iterator[None]:
         restore_terminal_mode(stdin, mode)
 
 
+def read_key(stdin: TextIO) -> str:
+    """Return the next key, without Enter after it; "" at the end of input. Without a terminal it is the next line's."""
+    mode = terminal_mode(stdin)
+    if sys.platform == "win32":
+        import msvcrt
+
+        return msvcrt.getwch()
+    if mode is None:
+        return stdin.readline()[:1]
+    import termios
+
+    new_mode = [*mode]
+    new_mode[_LOCAL_MODES] &= ~(termios.ECHO | termios.ICANON)
+    restore_terminal_mode(stdin, new_mode)
+    try:
+        with Suspendable(lambda: restore_terminal_mode(stdin, mode), lambda: restore_terminal_mode(stdin, new_mode)):
+            return os.read(stdin.fileno(), 1).decode("utf-8", "replace")
+    finally:
+        restore_terminal_mode(stdin, mode)
+
+
 class Suspendable:
     """A display that a stopped process must not leave on the terminal. Use it in a `with`; they can be nested.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a full disk, a quota, or a limit on file sizes."""
 _MAX_CLIPBOARD_BYTES = 74_994  # limit of xterm
+_DECLINING = ("", "\r", "\n", "\x1b", "\x04", "q")
 _DIM, _RED, _RESET = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 
@@ -160,6 +161,21 @@ class Output:
             if answer.strip().lower()[:1] in answers:
                 return answer.strip().lower()[:1]
         return list(answers)[-1]
+
+    def press(self, question: str, keys: Collection[str]) -> str:
+        """Ask for one key on the terminal; return it, or "" for Enter, Escape and Ctrl-D."""
+        from llmrun.ui.terminal.keyboard import read_key
+
+        self.stderr.write(self._wrapped(clean(question)) + " ")
+        self.stderr.flush()
+        key = "?"
+        try:
+            while key not in keys and key not in _DECLINING:
+                key = read_key(self.stdin)
+        finally:
+            self.stderr.write(f"{key if key in keys and key != '?' else ''}\n")
+            self.stderr.flush()
+        return key if key in keys else ""
 
     def _ask(self, question: str) -> str:
         """Return the line typed after a question; "" at Ctrl-D. The cursor ends at the start of a row."""

@@ -91,14 +91,17 @@ def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -
 def _without_dispensable(
     columns: Sequence[Column], rows: list[list[str]], room: int
 ) -> tuple[Sequence[Column], list[list[str]]]:
-    """Return the columns and cells to show: all but the dispensable ones where only the others fit unbroken."""
+    """Return the columns and cells to show: without the last dispensable ones, if what is left then fits unbroken."""
     lines = [[column.heading for column in columns], *rows]
     limits = [_MIN_EXCERPT if column.is_excerpt else room for column in columns]
     widths = [min(max(width(line[index]) for line in lines), limit) + _GAP for index, limit in enumerate(limits)]
-    needed = [index for index, column in enumerate(columns) if not column.is_dispensable]
-    if not sum(widths[index] for index in needed) <= room + _GAP < sum(widths):
+    shown = list(range(len(columns)))
+    dispensable = [index for index, column in enumerate(columns) if column.is_dispensable]
+    while dispensable and sum(widths[index] for index in shown) > room + _GAP:
+        shown.remove(dispensable.pop())
+    if not room or sum(widths[index] for index in shown) > room + _GAP:
         return columns, rows
-    return [columns[index] for index in needed], [[row[index] for index in needed] for row in rows]
+    return [columns[index] for index in shown], [[row[index] for index in shown] for row in rows]
 
 
 def _fitted(
@@ -183,12 +186,13 @@ class _Printer:
         stands_beside = room >= min(widths[-1], _MIN_TEXT)
         for *names, text in rows:
             if not any(names) and width(text) > room:  # a command, to be copied as one line: the terminal wraps it
-                self.stream.write(text + "\n")
+                self.stream.write(f"  {text}\n")
             elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
                 self.table(columns, [], [[*names, text]], [*widths[:-1], room])
             else:
-                styled = [self._paint(name, _style(name, column)) for name, column in zip(names, columns, strict=False)]
-                for line in filter(None, (" ".join(filter(None, styled)), *wrapped("  " + text, cells))):
+                if any(names):
+                    self.table(columns[:-1], [], [names], widths[:-1])
+                for line in wrapped("  " + text, cells):
                     self.stream.write(line.rstrip() + "\n")
 
     def record(self, columns: Sequence[Column], row: Sequence[str], cells: int) -> None:

@@ -77,8 +77,10 @@ def looked_at(run: RunCollected) -> tuple[int, str]:
 
 
 def about_tokens(run: RunCollected) -> str:
-    """Return the length of the prompt, and of the watched part."""
+    """Return the lengths of the prompt, of prompt and answer, and of the watched part."""
     text = f"The whole prompt has {counted(run.n_prompt, 'token')}."
+    if len(run.tokens) > run.n_prompt:
+        text += f" With the answer's {len(run.tokens) - run.n_prompt} they are {len(run.tokens):,}, computed at once."
     if run.first:
         text += f" The following is about the last {len(run.tokens) - run.first}, prompt and answer together."
     return text
@@ -144,8 +146,8 @@ def about_cache(cache: CacheUse, n_tokens: int) -> str:
     parts = [
         "Keys and values of every token are stored, so none is computed twice: "
         f"{readable_size(cache.bytes_per_token)} a token, {readable_size(per_layer)} in each of {cache.layers} layers. "
-        f"That is {readable_size(cache.bytes_per_token * n_tokens)} for these {counted(n_tokens, 'token')}, "
-        f"{readable_size(cache.full_bytes)} for the whole context window of {cache.n_ctx:,}."
+        f"That is {readable_size(cache.bytes_per_token * n_tokens)} for the {counted(n_tokens, 'token')} here, "
+        f"prompt and answer, {readable_size(cache.full_bytes)} for the whole context window of {cache.n_ctx:,}."
     ]
     if cache.unshared_bytes_per_token > cache.bytes_per_token:
         times = cache.unshared_bytes_per_token / cache.bytes_per_token
@@ -543,7 +545,10 @@ def _cache(found: ExplainedAnswer) -> list[tuple[str, str]]:
     cache, n_tokens = found.cache, len(found.run.tokens)
     numbers = [
         (readable_size(cache.bytes_per_token), "for a token"),
-        (readable_size(cache.bytes_per_token * n_tokens), f"for these {counted(n_tokens, 'token')}"),
+        (
+            readable_size(cache.bytes_per_token * n_tokens),
+            f"for the {counted(n_tokens, 'token')} here, prompt and answer",
+        ),
         (readable_size(cache.full_bytes), f"for the whole context window of {cache.n_ctx:,}"),
     ]
     return numbers if cache.layers else []

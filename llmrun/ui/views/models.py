@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.models.store.installed import InstalledModel
-from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.format import ago, rate
+from llmrun.planning.catalogue import USUAL_CONTEXT, stated_parameters
+from llmrun.protocol.sizes import readable_size, rough_size
+from llmrun.ui.terminal.format import ago, context_name
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from llmrun.models.store.removal import Leftover
 
 ESTIMATED = "~: estimated by processor time, because other programs use this machine; measured once it is quiet"
-_WIDE = 110  # cells of a terminal that has room for all facts of the catalogue
+_NARROW = 80  # cells; a narrower terminal gets only what matters most of the catalogue
 
 
 def show_installed(output: Output, models: Sequence[InstalledModel], ages: Mapping[Path, float]) -> None:
@@ -103,7 +105,8 @@ def _file_columns(name: str, verdict: str) -> tuple[Column, ...]:
 
 
 def show_catalogue(output: Output, models: Sequence[Mapping[str, Any]]) -> None:
-    """Print the curated names; quants, licences and agents where there is room.
+    """Print the curated names: what fits first, the largest first of these; quants, licences and agents where there is
+    room.
 
     Args:
         models: facts of each, as in `llmrun list --all --json`.
@@ -112,29 +115,35 @@ def show_catalogue(output: Output, models: Sequence[Mapping[str, Any]]) -> None:
         Column("NAME", style="bold"),
         Column("PARAMETERS", right=True),
         Column("SIZE", right=True),
-        Column("MEMORY", right=True),
-        Column("DECODE", right=True),
+        Column(f"MEMORY {context_name(USUAL_CONTEXT)}", right=True),
+        Column("TOKENS/S", right=True),
         Column("HERE", style="green"),
-        Column("QUANT"),
-        Column("LICENCE"),
-        Column("AGENTS", style="yellow"),
+        Column("QUANT", is_dispensable=True),
+        Column("AGENTS", style="yellow", is_dispensable=True),
+        Column("LICENCE", is_dispensable=True),
     ]
-    shown = len(columns) - 3 * (0 < output.columns() < _WIDE)
-    show_table(output, columns[:shown], [_catalogue_row(facts)[:shown] for facts in models])
+    shown = len(columns) - 3 * (0 < output.columns() < _NARROW)
+    show_table(output, columns[:shown], [_catalogue_row(facts)[:shown] for facts in sorted(models, key=_rank)])
+
+
+def _rank(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a model is sorted by: whether it fits, is one for answers, is on this disk, and its size."""
+    fit = 2 if facts["fits"] is False else 1 if facts["fits_now"] is False else 0
+    return fit, facts["kind"] != "chat", not facts["installed"], -stated_parameters(facts["parameters"])[0]
 
 
 def _catalogue_row(facts: Mapping[str, Any]) -> list[str]:
     n_bytes, memory, speed, is_exact = (facts[name] for name in ("n_bytes", "memory_bytes", "decode_rate", "is_exact"))
     return [
         facts["alias"],
-        facts["parameters"],
+        re.sub(r"(.*), (\S+) \w+", r"\2 of \1", facts["parameters"]),  # 30B, 3B active
         readable_size(n_bytes) if n_bytes else "",
-        estimated(readable_size(memory), is_exact) if memory else "",
-        estimated(rate(speed), is_exact and not facts["is_rate_estimated"]) if speed else "",
+        "" if not memory else f"~{rough_size(memory)}" if is_exact is False else readable_size(memory),
+        estimated(f"{speed:,.1f}", is_exact and not facts["is_rate_estimated"]) if speed else "",
         _here(facts),
         facts["quant"],
+        "" if facts["agents"] else "too weak",
         facts["licence"],
-        "" if facts["agents"] else "weak",
     ]
 
 
@@ -142,7 +151,7 @@ def _here(facts: Mapping[str, Any]) -> str:
     if facts["fits"] is False:
         return "too large"
     state = "yes" if facts["installed"] else "fits" if facts["fits"] else ""
-    return f"{state}, not now" if state and facts["fits_now"] is False else state
+    return "not now" if state and facts["fits_now"] is False else state
 
 
 def estimated(text: str, is_exact: bool | None) -> str:

@@ -10,7 +10,7 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.placement import described
 from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.format import rate, seconds
+from llmrun.ui.terminal.format import context_name, rate, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, right, show_table
 from llmrun.ui.views.models import ESTIMATED, estimated
@@ -106,11 +106,6 @@ def _is_estimated(speed: MachineSpeed | None) -> bool:
 def _not_now(name: str, needed: int, hardware: Hardware) -> str:
     free = readable_size(hardware.memory_available + hardware.gpu_memory_free)
     return f"{name} needs {readable_size(needed)} of memory, and {free} are free now: close other programs first"
-
-
-def context_name(n_ctx: int) -> str:
-    """Return a short name of a context size, e.g. "32k" for 32,768, "5,000" for 5,000."""
-    return f"{n_ctx // 1024}k" if n_ctx % 1024 == 0 else f"{n_ctx:,}"
 
 
 def _cells(row: QuantEstimate, *, is_exact: bool) -> list[str]:

@@ -17,6 +17,8 @@ import pytest
 from support.chats import add_turn
 from support.effort import loops
 
+from llmrun.chat.attachments import AttachedFile, Attachments
+from llmrun.chat.passages import Passage
 from llmrun.chat.store import store
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export, format_for, read_json
@@ -309,6 +311,15 @@ def test_search(sessions: Sessions) -> None:
     assert any(excerpt.startswith("why do cats purr? filler") and excerpt.endswith("…") for excerpt in excerpts)
     ask(talk, "newest")
     assert sessions.search("newe")[0].excerpt in {"newest", "NEWEST"}
+
+
+def test_a_search_finds_what_was_typed_and_files_but_no_passages_of_documents(sessions: Sessions) -> None:
+    attached = Attachments((AttachedFile("ice.txt", 9, "Ice is cold; a glacier is ice."),))
+    passage = Passage("north.md", 1, 2, 0, "", "A glacier is a moraine's maker.")
+    add_turn(sessions.new("ice"), Question.of("What is a glacier?", attached, (passage,)), Answer("Ice."))
+    assert [hit.excerpt[:18] for hit in sessions.search("glacier")] == ["What is a glacier?"]
+    assert [hit.role for hit in sessions.search("cold")] == ["user"]
+    assert sessions.search("moraine") == []
 
 
 def test_the_best_hit_of_a_search_is_first(sessions: Sessions) -> None:

@@ -48,6 +48,7 @@ DAMAGED = VerificationResult(installed("a.gguf", 5, ""), "damaged", "its sha256 
 def known(alias: str, parameters: str, n_bytes: int, **facts: object) -> dict[str, object]:
     """The facts of a model of the catalogue that is on this disk and fits."""
     usual = {"quant": "", "licence": "MIT", "agents": True, "installed": True, "fits": True, "fits_now": True}
+    usual |= {"kind": "chat"}
     usual |= dict.fromkeys(["memory_bytes", "decode_rate", "is_exact", "is_rate_estimated"])
     return {**usual, "alias": alias, "parameters": parameters, "n_bytes": n_bytes, **facts}
 
@@ -186,8 +187,7 @@ def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
     assert written(output).splitlines() == [
         "qwen3-0.6b",
         "  parameters 0.6B, size 639.0 MB,",
-        "  memory 1.0 GB, decode 5.0 tokens/s,",
-        "  here",
+        "  memory 4k 1.0 GB, tokens/s 5.0, here",
         "somebody/a-long-name-of-a-repository-GGUF",
         "  downloads 12,345, likes 6, 2026-10-01,",
         "  terms to accept",
@@ -205,10 +205,32 @@ def test_catalogue() -> None:
     ]  # fmt: skip
     show_catalogue(output, rows)
     assert written(output) == (
-        "NAME        PARAMETERS     SIZE    MEMORY         DECODE  HERE           QUANT   LICENCE  AGENTS\n"
-        "smollm2           135M  98.4 MB  264.0 MB                 yes            Q4_1    MIT\n"
-        "mistral-7b          7B   4.0 GB   ~5.0 GB  ~5.0 tokens/s  fits, not now  Q4_K_M  MIT      weak\n"
+        "NAME        PARAMETERS     SIZE  MEMORY 4k  TOKENS/S  HERE     QUANT   AGENTS    LICENCE\n"
+        "smollm2           135M  98.4 MB   264.0 MB            yes      Q4_1              MIT\n"
+        "mistral-7b          7B   4.0 GB    ~5.0 GB      ~5.0  not now  Q4_K_M  too weak  MIT\n"
     )
+
+
+@pytest.mark.parametrize(("columns", "left_out"), [(80, "QUANT AGENTS LICENCE"), (100, "LICENCE"), (130, "")])
+def test_the_built_in_list_fits_what_fits_comes_first_and_then_the_larger_one(columns: int, left_out: str) -> None:
+    rows = [
+        known("embeddinggemma", "300M", 10**9, kind="embedding", installed=False),
+        known("nemotron3.5-lightning", "32B, 3B active", 25 * 10**9, fits=False, is_exact=False,
+              memory_bytes=28_412_345_678, decode_rate=123.4, installed=False),
+        known("glm4.7-flash", "30B, 3.6B active", 18 * 10**9, fits_now=False, quant="Q4_K_M", installed=False),
+        known("smollm2", "135M", 10**8),
+        known("gemma4-e2b", "4.7B, 2B effective", 3 * 10**9, agents=False, licence="Llama 3.2 Community License",
+              is_exact=False, memory_bytes=643_412_345, installed=False),
+        known("gpt-oss-20b", "21B, 3.6B active", 11 * 10**9, installed=False),
+    ]  # fmt: skip
+    output = terminal(NO_COLOR="1", COLUMNS=str(columns))
+    show_catalogue(output, rows)
+    head, *lines = written(output).splitlines()
+    order = ["smollm2", "gpt-oss-20b", "gemma4-e2b", "embeddinggemma", "glm4.7-flash", "nemotron3.5-lightning"]
+    assert [line.split()[0] for line in lines] == order
+    assert max(map(len, [head, *lines])) <= columns
+    assert not set(left_out.split()) & set(head.split())
+    assert (lines[2][23:35].strip(), lines[2][46:56].strip()) == ("2B of 4.7B", "~640 MB")
 
 
 def test_facts_have_no_heading() -> None:
