@@ -20,6 +20,7 @@ _RESULT_SHARE = 8  # of the window, that one result of a tool may take
 _MOST_RESULT = 25_000  # tokens, Claude Code's own limit
 _MOST_OUTPUT, _CHARACTERS_A_TOKEN = 30_000, 3  # Claude Code's own limit of a command's output, in characters
 _SHORTEST_ANSWER = 4096  # tokens that are enough to write a file
+_PI_WINDOW = 49_152  # tokens
 PLACEHOLDER_KEY = "llmrun"
 """For agents that insist on a key where the server has none."""
 
@@ -237,6 +238,31 @@ def _continue(server: Endpoint, folder: str, described: str) -> AgentSettings:
     return AgentSettings(environment, ("--config", f"{folder}/{file}"), {file: json.dumps(config)})
 
 
+def _pi(server: Endpoint, folder: str, described: str) -> AgentSettings:
+    # It summarizes when 16,384 tokens are left, and keeps the last 20,000. In a window below their sum it would do so
+    # at each step. So it is told a larger one, and summarizes when the server refuses a prompt as too long.
+    limits = {"contextWindow": max(server.n_ctx, _PI_WINDOW), "maxTokens": _longest_answer(server)}
+    model = {
+        "id": server.model,
+        "name": server.model,
+        "reasoning": server.thinks,
+        "input": ["text", "image"] if server.sees else ["text"],
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        **(limits if server.n_ctx else {}),
+    }
+    provider = {
+        "name": "llmrun",
+        "baseUrl": server.openai_url,
+        "apiKey": "LLMRUN_AGENT_KEY",  # the variable's name
+        "api": "openai-completions",
+        "models": [model],
+    }
+    # An extension, because PI_CODING_AGENT_DIR would hide the user's own settings and sessions.
+    extension, file = f"export default (pi) => pi.registerProvider('llmrun', {json.dumps(provider)});\n", "llmrun.js"
+    arguments = ("--extension", f"{folder}/{file}", "--provider", "llmrun", "--model", server.model)
+    return AgentSettings({"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}, arguments, {file: extension})
+
+
 def _longest_answer(server: Endpoint, share: int = 4) -> int:
     """Return a share of the window: agents subtract the longest answer from it, the rest is for the conversation."""
     return min(max(server.n_ctx // share, _SHORTEST_ANSWER), server.n_ctx // 4, 32_000)
@@ -254,6 +280,7 @@ AGENTS = {
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", _opencode, Needs("1.18.33", 7_800, 32_768)),
     "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, Needs("0.24.4", 18_800, 65_536)),
     "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, Needs("1.5.47", 2_200, 32_768)),
+    "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, Needs("0.73.1", 1_600, 32_768)),
     "aider": Agent("aider", "aider", "uv tool install aider-chat", _aider, Needs(first_prompt=700)),
     "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", _crush),
 }

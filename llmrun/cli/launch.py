@@ -436,10 +436,17 @@ def _print(output: Output, agent: Agent, target: Target, arguments: Sequence[str
     if settings.files:
         lines.append("folder=$(mktemp -d)")
     for name, text in settings.files.items():
-        pretty = json_module.dumps(json_module.loads(text), indent=2)
-        lines.append(f'cat > "$folder"/{name} <<END\n{_here(pretty)}\nEND')
+        lines.append(f'cat > "$folder"/{name} <<END\n{_here(_pretty(text).rstrip())}\nEND')
     lines += [f"export {name}={_quoted(value)}" for name, value in settings.environment.items()]
     output.text("\n".join([*lines, " ".join(map(_quoted, command)), ""]))
+
+
+def _pretty(text: str) -> str:
+    """Return JSON with indentation, and any other text as it is."""
+    try:
+        return json_module.dumps(json_module.loads(text), indent=2)
+    except ValueError:
+        return text
 
 
 def _here(text: str) -> str:

@@ -240,11 +240,27 @@ def test_the_printed_script_hides_the_key_and_does_what_a_start_does(
         assert arguments == [*settings.arguments, "two words", "$HOME `x`"]
         assert {path.name for path in folder.iterdir()} == set(settings.files) or not settings.files
         for file, text in settings.files.items():
-            assert json.loads((folder / file).read_text()) == json.loads(text)
+            assert comparable((folder / file).read_text()) == comparable(text)
         assert not folders or folder.stat().st_mode & 0o077 == 0
     without = subprocess.run(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert without.returncode
     assert "must be the key of http://big-box:8080" in without.stderr
+
+
+def comparable(text: str) -> object:
+    """Return the value of JSON, whose indentation may differ, and any other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(("n_ctx", "told"), [(32_768, 49_152), (65_536, 65_536)])
+def test_pi_keeps_the_users_settings_and_does_not_summarize_at_each_step(n_ctx: int, told: int) -> None:
+    found = settings("pi", SERVER._replace(n_ctx=n_ctx))
+    assert "PI_CODING_AGENT_DIR" not in found.environment
+    assert found.arguments[:2] == ("--extension", "FOLDER/llmrun.js")
+    assert f'"contextWindow": {told}' in found.files["llmrun.js"]
 
 
 def test_print_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

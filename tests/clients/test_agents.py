@@ -87,6 +87,7 @@ CASES = (
     ),
     Case("aider", "a message", [], AIDER, ""),
     Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
+    Case("pi", "bash", [[Call("bash", {"command": f"echo {SAID}"})]], ("--offline", "-p", "Do it"), SAID),
     Case("continue", "Bash", [[Call("Bash", {"command": f"echo {SAID}"})]], ("--auto", "-p", "Do it"), SAID),
 )
 
