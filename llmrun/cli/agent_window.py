@@ -112,18 +112,19 @@ def describe_window(agent: Agent, n_ctx: int) -> str:
     return text
 
 
-def refusal(name: str, window: ModelWindow, preferences: LoadPreferences, *, stop: str = "") -> UsageError:
+def refusal(name: str, window: ModelWindow, preferences: LoadPreferences, *, way: str = "", at: str = "") -> UsageError:
     """Return the error for an agent that can't live in a window, with commands that lead to one that can.
 
     Args:
         name: of the agent.
-        stop: command that ends the server whose window is too small; "" without one.
+        way: what makes the window of a running server larger; "" where a server is to be started.
+        at: option that names that server, where it is a remote one.
     """
     agent, model = AGENTS[name], window.model
     command = f"llmrun launch {name} {shlex.quote(model)}"
     ways = []
-    if stop:
-        ways.append(f"{stop}, then launch again for a server with a larger window,")
+    if way:
+        ways.append(way)
     else:
         ways += [f"{command}{options}" for options in _larger(agent, model, preferences)]
         others = [each.model for each in installed_windows(preferences) if agent.can_live_in(each.n_ctx)]
@@ -133,7 +134,7 @@ def refusal(name: str, window: ModelWindow, preferences: LoadPreferences, *, sto
         for other, each in AGENTS.items()
         if each.can_live_in(window.n_ctx)
     )
-    ways += [f"llmrun launch {living[0][-1]} {shlex.quote(model)}"] if living else []
+    ways += [f"llmrun launch {living[0][-1]} {shlex.quote(model)}{at}"] if living else []
     if not ways:
         ways.append("llmrun list --all shows models with a longer context")
     needs = agent.needs

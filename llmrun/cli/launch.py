@@ -122,8 +122,9 @@ def launch(
     Uses a running server that has the model, else starts one that ends with the agent. Changes no file of the agent.
     """
     output, preferences = Output(json=json), LoadPreferences(ctx, **engine)
+    remote = remote_server(at, key_file)
     if agent is None:
-        _list(output, preferences)
+        _list(output, preferences, remote)
         return
     found = AGENTS.get(agent)
     if found is None:
@@ -133,7 +134,6 @@ def launch(
     executable = shutil.which(found.executable)
     if executable is None and not show:
         raise UsageError(f"{found.title} is not installed", why=f"no {found.executable} in PATH", hint=found.install)
-    remote = remote_server(at, key_file)
     if show:
         _print(output, found, _expected(model, preferences, remote), context.obj)
         return
@@ -148,10 +148,10 @@ def launch(
     raise typer.Exit(status)
 
 
-def _list(output: Output, preferences: LoadPreferences) -> None:
+def _list(output: Output, preferences: LoadPreferences, remote: Server | None) -> None:
     """List the agents, those for small windows first, and which of them fit the model that a start would use."""
     try:
-        server = _expected(None, preferences, None).server
+        server = _expected(None, preferences, remote).server
     except LlmrunError:  # no model, or a server that does not answer
         server = None
     n_ctx = server.n_ctx if server else 0
@@ -356,8 +356,12 @@ def _check(output: Output, name: str, target: Target, preferences: LoadPreferenc
     if entry and not entry.agents:
         output.note(f"warning: {server.model} is weak as a coding agent; llmrun list --all lists others")
     if agent.can_live_in(server.n_ctx) is False and not any_window:
-        stop = f"llmrun stop --port {target.port}" if target.port else ""
-        raise refusal(name, ModelWindow(server.model, server.n_ctx, 0), preferences, stop=stop)
+        way, at = "", "" if target.port or not target.is_running else f" --at {server.address}"
+        if target.port:
+            way = f"llmrun stop --port {target.port}, then launch again for a server with a larger window,"
+        elif target.is_running:
+            way = f"start that server with a context window of {agent.needs.smallest_window:,} or more,"
+        raise refusal(name, ModelWindow(server.model, server.n_ctx, 0), preferences, way=way, at=at)
     output.note(describe_window(agent, server.n_ctx))
 
 

@@ -91,6 +91,7 @@ def test_an_agent_without_figures_can_be_started_anywhere() -> None:
 
 def test_a_refusal_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KV cache of another type, another model, or another agent: only those that do fit."""
+    monkeypatch.setenv("PATH", "")  # installed agents come first
     windows = {"f16": 32_768, "q8_0": 60_000}
     monkeypatch.setattr(
         agent_window, "window_of", lambda name, each: ModelWindow(name, windows[each.kv_type_k or "f16"], 8)
@@ -100,9 +101,10 @@ def test_a_refusal_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     claude = refusal("claude", small, OPEN).hint
     assert "llmrun launch claude 'the model' -ctk q8_0 -ctv q8_0" in claude
     assert "llmrun launch claude other" in claude
-    assert "llmrun launch continue 'the model'" in claude
+    assert "llmrun launch pi 'the model'" in claude
     assert "-ctk" not in refusal("qwen", small, OPEN).hint  # 60,000 is not enough for it
-    assert "or llmrun launch claude other" not in refusal("claude", small, OPEN, stop="llmrun stop").hint
+    far = refusal("claude", small, OPEN, way="start that server with more", at=" --at http://big-box:8080").hint
+    assert far.startswith("start that server with more or llmrun launch pi 'the model' --at http://big-box:8080;")
 
 
 def test_a_context_that_the_user_chose_too_small_is_named_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,10 @@ from support.real_server import RealServer
 from table import ROWS, Row
 
 from llmrun.cli.agents import AGENTS
+from llmrun.server.registry import ServedRequest
 
 SECONDS = 300
+REGISTRY_SECONDS = 1.0  # a server writes its last requests every half second
 SAID = "llmrun-ran-this"
 SESSION = "11111111-2222-4333-8444-555555555555"
 ECHO = {"command": f"echo {SAID}", "description": "Say it"}
@@ -147,8 +150,18 @@ class Agents:
     def note(self, case: Case, seen: Sequence[Seen], done: str = "") -> None:
         """Add a row of the table."""
         ignored = ", ".join(sorted({each.ignored for each in seen if each.ignored}))
-        result = f"{len(seen)} requests" + (f", ignored: {ignored}" if ignored else "")
+        result = f"{len(seen)} requests, the longest prompt {self.longest_prompt(len(seen)):,} tokens"
+        result += f" (first prompt in agents.py: {AGENTS[case.agent].needs.first_prompt:,})"
+        result += f", ignored: {ignored}" if ignored else ""
         ROWS.append(Row(case.agent, version(case.agent, self._environment), done or case.done, result))
+
+    def longest_prompt(self, count: int) -> int:
+        """Return the tokens of the longest of the last prompts: about the first one's, as a case is short."""
+        time.sleep(REGISTRY_SECONDS)
+        command = [self._command, "ps", "--json"]
+        done = subprocess.run(command, env=self._environment, stdout=subprocess.PIPE, timeout=60, check=True)
+        [server] = [each for each in json.loads(done.stdout) if each["port"] == self._server.port]
+        return max((ServedRequest(*each).prompt_tokens for each in server["requests"][-count:]), default=0)
 
 
 @pytest.fixture
