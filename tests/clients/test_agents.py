@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from forcing_proxy import DONE, Call, Seen, forcing
+from forcing_proxy import DONE, PROTOCOLS, Call, Seen, forcing
 from support.real_server import RealServer
 from table import ROWS, Row
 
@@ -111,7 +111,8 @@ def png(path: Path) -> Path:
 def version(agent: str, environment: dict[str, str]) -> str:
     command = [AGENTS[agent].executable, "--version"]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    return found.stdout.strip().splitlines()[-1] if found.stdout.strip() else "?"
+    said = found.stdout.strip() or found.stderr.strip()  # pi says it on stderr
+    return said.splitlines()[-1] if said else "?"
 
 
 class Agents:
@@ -150,7 +151,8 @@ class Agents:
     def note(self, case: Case, seen: Sequence[Seen], done: str = "") -> None:
         """Add a row of the table."""
         ignored = ", ".join(sorted({each.ignored for each in seen if each.ignored}))
-        result = f"{len(seen)} requests, the longest prompt {self.longest_prompt(len(seen)):,} tokens"
+        answered = sum(each.path.partition("?")[0] in PROTOCOLS for each in seen)
+        result = f"{len(seen)} requests, the longest prompt {self.longest_prompt(answered):,} tokens"
         result += f" (first prompt in agents.py: {AGENTS[case.agent].needs.first_prompt:,})"
         result += f", ignored: {ignored}" if ignored else ""
         ROWS.append(Row(case.agent, version(case.agent, self._environment), done or case.done, result))
