@@ -230,7 +230,8 @@ def _target(
         find_model(output, model, yes=yes)
     window = _window(model, preferences)
     what, chosen = ("a model", f" Using {window.model}.") if model is None else (model, "")
-    output.note(f"No running server has {what} in memory.{chosen}")
+    size = f" with a window of {preferences.n_ctx:,} tokens" if preferences.n_ctx else ""
+    output.note(f"No running server has {what} in memory{size}.{chosen}")
     return _planned(window, preferences)
 
 
@@ -432,7 +433,9 @@ def _print(output: Output, agent: Agent, target: Target, arguments: Sequence[str
     lines = [f"# {agent.title} with {server.model} at {server.address}"]
     lines += textwrap.wrap(describe_window(agent, server.n_ctx), 78, initial_indent="# ", subsequent_indent="# ")
     if target.start:
-        lines.append(f"# No running server has this model. This starts it: {shlex.join(['llmrun', *target.start])}")
+        lines.append(
+            f"# No running server has this model with this window. To start one: {shlex.join(['llmrun', *target.start])}"
+        )
     elif not target.is_running:
         lines.append("# This server does not answer now.")
     if server.key:

@@ -333,7 +333,10 @@ def test_print_says_whether_a_server_runs_and_the_window_is_enough(capsys: pytes
     for target, words in (
         (Target(SERVER), "65,536 tokens, enough"),
         (Target(SERVER._replace(n_ctx=32_768)), "32,768 tokens, too small"),
-        (Target(SERVER, is_running=False, start=("serve", "m")), "# No running server has this model."),
+        (
+            Target(SERVER, is_running=False, start=("serve", "m")),
+            "# No running server has this model with this window. To start one: llmrun serve m",
+        ),
         (Target(SERVER, is_running=False), "# This server does not answer now."),
     ):
         _print(Output(), AGENTS["claude"], target, [])
