@@ -433,9 +433,8 @@ def _print(output: Output, agent: Agent, target: Target, arguments: Sequence[str
     lines = [f"# {agent.title} with {server.model} at {server.address}"]
     lines += textwrap.wrap(describe_window(agent, server.n_ctx), 78, initial_indent="# ", subsequent_indent="# ")
     if target.start:
-        lines.append(
-            f"# No running server has this model with this window. To start one: {shlex.join(['llmrun', *target.start])}"
-        )
+        start = shlex.join(["llmrun", *target.start])
+        lines.append(f"# No running server has this model with this window. To start one: {start}")
     elif not target.is_running:
         lines.append("# This server does not answer now.")
     if server.key:
