@@ -15,8 +15,12 @@ from llmrun.protocol.codec import load_json
 
 _CODEX_MODELS = ("debug", "models", "--bundled")
 _CODEX_CATALOG = "codex-models.json"
-_CLAUDE_SHARE = 16  # its first prompt takes 21,000 tokens, and it keeps 13,000 more free for its summary
+_SMALL_SHARE = 16  # for agents that keep another 13,000 tokens free for their summary: Claude Code and Qwen Code
+_RESULT_SHARE = 8  # of the window, that one result of a tool may take
+_MOST_RESULT = 25_000  # tokens, Claude Code's own limit
+_MOST_OUTPUT, _CHARACTERS_A_TOKEN = 30_000, 3  # Claude Code's own limit of a command's output, in characters
 _SHORTEST_ANSWER = 4096  # tokens that are enough to write a file
+_PI_WINDOW = 49_152  # tokens
 PLACEHOLDER_KEY = "llmrun"
 """For agents that insist on a key where the server has none."""
 
@@ -44,24 +48,40 @@ class AgentSettings(NamedTuple):
     files: Mapping[str, str] = {}  # name in the temporary folder -> content
 
 
+class Needs(NamedTuple):
+    """What sessions of an agent took of a context window, in tokens; 0 is not measured."""
+
+    version: str = ""  # of the agent that was measured
+    first_prompt: int = 0  # of a session: the system prompt and the tools
+    smallest_window: int = 0  # in which a session that had to be summarized twice went on
+
+
 class Agent(NamedTuple):
     """A program that works with a model by calling tools."""
 
     title: str
     executable: str
     install: str  # command that installs it
-    first_prompt: int  # tokens of its system prompt and tools, measured in November 2026; 0 is not measured
     # For a server, the path of the temporary folder, and what the command below prints.
     settings: Callable[[Endpoint, str, str], AgentSettings]
+    needs: Needs = Needs()
     describe: tuple[str, ...] = ()  # arguments with which the agent prints what it knows of models
+
+    def can_live_in(self, n_ctx: int) -> bool | None:
+        """Return whether a session goes on in a context window of this many tokens; None if that is unknown."""
+        return n_ctx >= self.needs.smallest_window if n_ctx and self.needs.smallest_window else None
 
 
 def _claude(server: Endpoint, folder: str, described: str) -> AgentSettings:
     tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
+    result = server.n_ctx // _RESULT_SHARE  # with its own limits, two results fill a window of 64k
     window = {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.n_ctx),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_CLAUDE_SHARE)),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_SMALL_SHARE)),
+        "CLAUDE_CODE_FILE_READ_MAX_OUTPUT_TOKENS": str(min(result, _MOST_RESULT)),
+        "MAX_MCP_OUTPUT_TOKENS": str(min(result, _MOST_RESULT)),
+        "BASH_MAX_OUTPUT_LENGTH": str(min(result * _CHARACTERS_A_TOKEN, _MOST_OUTPUT)),
     }
     return AgentSettings({
         "ANTHROPIC_BASE_URL": server.address,
@@ -159,7 +179,8 @@ def _qwen(server: Endpoint, folder: str, described: str) -> AgentSettings:
         return AgentSettings(environment, arguments)
     file = "qwen-defaults.json"  # the user's own settings come before it
     window = {"QWEN_CODE_SYSTEM_DEFAULTS_PATH": f"{folder}/{file}"}
-    answer = {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server))}
+    # It summarizes when the longest answer and 13,000 tokens are left; its summary quotes up to five files.
+    answer = {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_SMALL_SHARE))}
     defaults = {"model": {"generationConfig": {"contextWindowSize": server.n_ctx}}}
     return AgentSettings({**environment, **window, **answer}, arguments, {file: json.dumps(defaults)})
 
@@ -217,17 +238,49 @@ def _continue(server: Endpoint, folder: str, described: str) -> AgentSettings:
     return AgentSettings(environment, ("--config", f"{folder}/{file}"), {file: json.dumps(config)})
 
 
+def _pi(server: Endpoint, folder: str, described: str) -> AgentSettings:
+    # It summarizes when 16,384 tokens are left, and keeps the last 20,000. In a window below their sum it would do so
+    # at each step. So it is told a larger one, and summarizes when the server refuses a prompt as too long.
+    limits = {"contextWindow": max(server.n_ctx, _PI_WINDOW), "maxTokens": _longest_answer(server)}
+    model = {
+        "id": server.model,
+        "name": server.model,
+        "reasoning": server.thinks,
+        "input": ["text", "image"] if server.sees else ["text"],
+        "cost": dict.fromkeys(("input", "output", "cacheRead", "cacheWrite"), 0),
+        **(limits if server.n_ctx else {}),
+    }
+    provider = {
+        "name": "llmrun",
+        "baseUrl": server.openai_url,
+        "apiKey": "LLMRUN_AGENT_KEY",  # the variable's name
+        "api": "openai-completions",
+        "models": [model],
+    }
+    # An extension, because PI_CODING_AGENT_DIR would hide the user's own settings and sessions.
+    extension, file = f"export default (pi) => pi.registerProvider('llmrun', {json.dumps(provider)});\n", "llmrun.js"
+    arguments = ("--extension", f"{folder}/{file}", "--provider", "llmrun", "--model", server.model)
+    return AgentSettings({"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}, arguments, {file: extension})
+
+
 def _longest_answer(server: Endpoint, share: int = 4) -> int:
     """Return a share of the window: agents subtract the longest answer from it, the rest is for the conversation."""
     return min(max(server.n_ctx // share, _SHORTEST_ANSWER), server.n_ctx // 4, 32_000)
 
 
+# Measured with answers from a script, in windows of 32,768, 49,152 and 65,536 tokens. Qwen Code's window is by
+# reckoning: 48,400 before it summarizes, a first prompt of 18,800, and a summary with 17,000 of files.
 AGENTS = {
-    "claude": Agent("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", 23_000, _claude),
-    "codex": Agent("Codex", "codex", "npm install -g @openai/codex", 9_000, _codex, _CODEX_MODELS),
-    "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", 9_000, _opencode),
-    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 18_000, _qwen),
-    "aider": Agent("aider", "aider", "uv tool install aider-chat", 700, _aider),
-    "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", 0, _crush),
-    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", 1_400, _continue),
+    "claude": Agent(
+        "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, Needs("2.1.332", 12_700, 49_152)
+    ),
+    "codex": Agent(
+        "Codex", "codex", "npm install -g @openai/codex", _codex, Needs("0.171.0", 10_400, 32_768), _CODEX_MODELS
+    ),
+    "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", _opencode, Needs("1.18.33", 7_800, 32_768)),
+    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, Needs("0.24.4", 18_800, 65_536)),
+    "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, Needs("1.5.47", 2_200, 32_768)),
+    "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, Needs("0.73.1", 1_600, 32_768)),
+    "aider": Agent("aider", "aider", "uv tool install aider-chat", _aider, Needs(first_prompt=700)),
+    "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", _crush),
 }

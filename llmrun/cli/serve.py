@@ -478,7 +478,8 @@ async def _watch(
             serving.end(now=True)
         if server.log:
             rotate(Path(server.log))
-        now = now._replace(models=tuple(serving.loaded), is_ending=serving.is_ending, drafts=serving.drafts)
+        now = now._replace(models=tuple(serving.loaded), files=tuple(serving.files))
+        now = now._replace(is_ending=serving.is_ending, drafts=serving.drafts)
         if view.is_live or now.requests != tuple(view.requests):
             conditions = (await serving.statuses()).values()
             n_bytes = sum(condition.checkpoint_bytes for condition in conditions)

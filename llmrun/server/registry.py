@@ -76,6 +76,7 @@ class RunningServer(NamedTuple):
     threads: tuple[int, int] = (0, 0)  # as in protocol.messages.Stats, of the model that has the fewest
     requests: tuple[ServedRequest, ...] = ()  # the last ones
     drafts: tuple[ServedDrafts, ...] = ()  # of the loaded models
+    files: tuple[str, ...] = ()  # paths of the loaded models, in the order of their names
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the server to end after running answers, or now."""
@@ -157,8 +158,9 @@ def _read(path: Path) -> RunningServer | None:
         requests = tuple(ServedRequest(*each) for each in facts.get("requests", ()))
         drafts = tuple(ServedDrafts(*each) for each in facts.get("drafts", ()))
         threads = tuple(facts.get("threads", (0, 0)))
-        models = tuple(facts["models"])
-        return RunningServer(**{**facts, "models": models, "threads": threads, "requests": requests, "drafts": drafts})
+        models, files = tuple(facts["models"]), tuple(facts.get("files", ()))
+        lists = {"models": models, "files": files, "threads": threads, "requests": requests, "drafts": drafts}
+        return RunningServer(**{**facts, **lists})
     except (OSError, ValueError, TypeError, KeyError):
         return None  # incomplete: the server writes it now
     finally:

@@ -191,6 +191,11 @@ class Serving:
         return [pooled.name for pooled in self._pool.models if pooled.is_loaded]
 
     @property
+    def files(self) -> list[str]:
+        """Paths of the models in memory, in the order of their names."""
+        return [pooled.loaded_model.load.path for pooled in self._pool.models if pooled.is_loaded]
+
+    @property
     def drafts(self) -> tuple[ServedDrafts, ...]:
         """What drafts for the models in memory, and with what success."""
         found: list[ServedDrafts] = []

@@ -6,16 +6,22 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import tomllib
 
 from llmrun.cli import launch
+from llmrun.cli.agent_window import ModelWindow
 from llmrun.cli.agents import AGENTS, AgentSettings, Endpoint
 from llmrun.cli.app import call
-from llmrun.cli.launch import _print
-from llmrun.errors import UsageError
+from llmrun.cli.launch import Target, _print
+from llmrun.config import load_settings
+from llmrun.errors import LlmrunError, UsageError
+from llmrun.planning.preferences import LoadPreferences
+from llmrun.server.registry import RunningServer, registered
 from llmrun.ui.terminal.output import Output
 
 SERVER = Endpoint("http://127.0.0.1:8080", "", "owner/model:Q4_0", 65_536)
@@ -96,7 +102,17 @@ def test_qwen_code_knows_the_window() -> None:
     assert found.environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == "FOLDER/qwen-defaults.json"
     defaults = json.loads(found.files["qwen-defaults.json"])
     assert defaults["model"]["generationConfig"]["contextWindowSize"] == 65_536
-    assert found.environment["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "16384"
+    # 65,536 - 4,096 - 13,000 tokens before it summarizes: its first prompt and the summary after it take 36,000.
+    assert found.environment["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "4096"
+
+
+@pytest.mark.parametrize(
+    ("n_ctx", "tokens", "characters"), [(49_152, 6144, 18_432), (65_536, 8192, 24_576), (262_144, 25_000, 30_000)]
+)
+def test_a_result_takes_an_eighth_of_claude_codes_window(n_ctx: int, tokens: int, characters: int) -> None:
+    found = settings("claude", SERVER._replace(n_ctx=n_ctx)).environment
+    assert found["CLAUDE_CODE_FILE_READ_MAX_OUTPUT_TOKENS"] == found["MAX_MCP_OUTPUT_TOKENS"] == str(tokens)
+    assert found["BASH_MAX_OUTPUT_LENGTH"] == str(characters)
 
 
 def test_a_name_with_quotes_stays_one_value() -> None:
@@ -169,7 +185,7 @@ def test_no_agent_lists_them(capsys: pytest.CaptureFixture[str], monkeypatch: py
 def test_a_model_that_is_weak_as_an_agent_is_warned_about(
     capsys: pytest.CaptureFixture[str], model: str, is_weak: bool
 ) -> None:
-    launch._check_model(Output(), AGENTS["claude"], SERVER._replace(model=model))
+    launch._check(Output(), "claude", Target(SERVER._replace(model=model)), LoadPreferences(), any_window=False)
     assert ("weak as a coding agent" in capsys.readouterr().err) is is_weak
 
 
@@ -204,7 +220,7 @@ def test_the_printed_script_hides_the_key_and_does_what_a_start_does(
 ) -> None:
     agent, key = AGENTS[name], "s3cret-`key`$1"
     server = Endpoint("http://big-box:8080", key, "owner/model", 70_000)
-    _print(Output(), agent, server, ["two words", "$HOME `x`"])
+    _print(Output(), agent, Target(server), ["two words", "$HOME `x`"])
     script = capsys.readouterr().out
     assert key not in script
     for home in tmp_path / "a", tmp_path / "b":  # each run has a private folder of its own
@@ -224,11 +240,27 @@ def test_the_printed_script_hides_the_key_and_does_what_a_start_does(
         assert arguments == [*settings.arguments, "two words", "$HOME `x`"]
         assert {path.name for path in folder.iterdir()} == set(settings.files) or not settings.files
         for file, text in settings.files.items():
-            assert json.loads((folder / file).read_text()) == json.loads(text)
+            assert comparable((folder / file).read_text()) == comparable(text)
         assert not folders or folder.stat().st_mode & 0o077 == 0
     without = subprocess.run(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
     assert without.returncode
     assert "must be the key of http://big-box:8080" in without.stderr
+
+
+def comparable(text: str) -> object:
+    """Return the value of JSON, whose indentation may differ, and any other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(("n_ctx", "told"), [(32_768, 49_152), (65_536, 65_536)])
+def test_pi_keeps_the_users_settings_and_does_not_summarize_at_each_step(n_ctx: int, told: int) -> None:
+    found = settings("pi", SERVER._replace(n_ctx=n_ctx))
+    assert "PI_CODING_AGENT_DIR" not in found.environment
+    assert found.arguments[:2] == ("--extension", "FOLDER/llmrun.js")
+    assert f'"contextWindow": {told}' in found.files["llmrun.js"]
 
 
 def test_print_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -237,3 +269,96 @@ def test_print_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     shown = json.loads(capsys.readouterr().out)
     assert shown["command"] == ["crush"]
     assert json.loads(shown["files"]["crush.json"])["models"]["large"]["model"] == "owner/model"
+
+
+def test_a_window_that_is_too_small_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started = list[Target]()
+    monkeypatch.setenv("PATH", str(executable_in(tmp_path, "claude")))
+    monkeypatch.setattr(launch, "_running", lambda *_: None)
+    monkeypatch.setattr(launch, "find_model", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "window_of", lambda name, _: ModelWindow(name, 32_768, 8))
+    monkeypatch.setattr(launch, "refusal", lambda *_, **__: UsageError("too small"))
+    monkeypatch.setattr(launch, "_serving", lambda output, target, folder: serving(started, target))
+    with pytest.raises(UsageError, match="too small"):
+        call(["launch", "claude", "owner/model"])
+    assert not started
+    assert call(["launch", "claude", "owner/model", "--any-window"]) == 0
+    assert [target.start for target in started] == [("serve", "owner/model", "--ctx", "32768")]
+
+
+def executable_in(folder: Path, name: str) -> Path:
+    """Write a program that does nothing; return its folder."""
+    program = folder / name
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    return folder
+
+
+@contextmanager
+def serving(started: list[Target], target: Target) -> Iterator[Endpoint]:
+    started.append(target)
+    yield target.server
+
+
+def test_the_start_of_a_server_has_what_its_window_was_planned_with() -> None:
+    preferences = LoadPreferences(kv_type_k="q8_0", kv_type_v="q8_0")
+    planned = launch._planned(ModelWindow("m", 70_656, 2), preferences)
+    wanted = ("serve", "m", "--ctx", "70656", "--parallel", "2", "-ctk", "q8_0", "-ctv", "q8_0")
+    assert (planned.start, planned.is_running) == (wanted, False)
+
+
+def test_a_running_server_is_found_by_the_models_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server calls it by the file's name, the user by a path; --ctx takes any server whose window is as large."""
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "_endpoint", lambda server, name: SERVER._replace(model=name))
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(b"GGUF")
+    address = "http://127.0.0.1:8123"
+    with registered(load_settings().state_dir, address) as entry:
+        assert entry is not None
+        entry.write(RunningServer(os.getpid(), address, 8123, 0.0, ("a", "tiny"), files=("/a.gguf", str(file))))
+        found = launch._running(str(file), LoadPreferences())
+        assert found is not None
+        assert (found.server.model, found.port, found.is_running) == ("tiny", 8123, True)
+        assert launch._running(str(tmp_path / "other.gguf"), LoadPreferences()) is None
+        smaller = launch._running("tiny", LoadPreferences(n_ctx=50_000))
+        assert smaller is not None
+        assert smaller.server.n_ctx == 50_000
+        assert launch._running("tiny", LoadPreferences(n_ctx=70_000)) is None
+
+
+def test_print_says_whether_a_server_runs_and_the_window_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    for target, words in (
+        (Target(SERVER), "65,536 tokens, enough"),
+        (Target(SERVER._replace(n_ctx=32_768)), "32,768 tokens, too small"),
+        (
+            Target(SERVER, is_running=False, start=("serve", "m")),
+            "# No running server has this model with this window. To start one: llmrun serve m",
+        ),
+        (Target(SERVER, is_running=False), "# This server does not answer now."),
+    ):
+        _print(Output(), AGENTS["claude"], target, [])
+        shown = capsys.readouterr().out
+        assert words in shown
+        assert ("No running server" in shown) == bool(target.start)
+    _print(Output(json=True), AGENTS["claude"], Target(SERVER, is_running=False, start=("serve", "m")), [])
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["is_running"], facts["start"], facts["n_ctx"]) == (False, ["llmrun", "serve", "m"], 65_536)
+    assert (facts["first_prompt"], facts["smallest_window"], facts["fits"]) == (12_700, 49_152, True)
+
+
+def test_the_list_says_which_agents_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_expected", lambda *_: Target(SERVER._replace(n_ctx=49_152)))
+    assert call(["launch", "--json"]) == 0
+    facts = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert (facts["claude"]["fits"], facts["qwen"]["fits"], facts["crush"]["fits"]) == (True, False, None)
+    assert [name for name in facts if facts[name]["smallest_window"]][-1] == "qwen"
+    monkeypatch.setattr(launch, "_expected", no_model)
+    assert call(["launch"]) == 0
+    assert "FITS:" not in capsys.readouterr().err
+
+
+def no_model(*_: object) -> Target:
+    raise LlmrunError("there is none")

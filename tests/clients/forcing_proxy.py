@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 DONE = {"done": "llmrun answered"}
-_PROTOCOLS = {"/v1/messages": "messages", "/v1/chat/completions": "chat", "/v1/responses": "responses"}
+PROTOCOLS = {"/v1/messages": "messages", "/v1/chat/completions": "chat", "/v1/responses": "responses"}
 
 
 class Call(NamedTuple):
@@ -107,7 +107,7 @@ def forcing(port: int, script: Sequence[Sequence[Call]]) -> Iterator[tuple[str, 
         def _pass_on(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             content, found = self.rfile.read(length) if length else b"", ()
-            protocol = _PROTOCOLS.get(self.path.partition("?")[0])
+            protocol = PROTOCOLS.get(self.path.partition("?")[0])
             if protocol and content:
                 body = json.loads(content)
                 found = results(protocol, body)

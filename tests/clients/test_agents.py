@@ -7,19 +7,22 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from forcing_proxy import DONE, Call, Seen, forcing
+from forcing_proxy import DONE, PROTOCOLS, Call, Seen, forcing
 from support.real_server import RealServer
 from table import ROWS, Row
 
 from llmrun.cli.agents import AGENTS
+from llmrun.server.registry import ServedRequest
 
 SECONDS = 300
+REGISTRY_SECONDS = 1.0  # a server writes its last requests every half second
 SAID = "llmrun-ran-this"
 SESSION = "11111111-2222-4333-8444-555555555555"
 ECHO = {"command": f"echo {SAID}", "description": "Say it"}
@@ -87,6 +90,7 @@ CASES = (
     ),
     Case("aider", "a message", [], AIDER, ""),
     Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
+    Case("pi", "bash", [[Call("bash", {"command": f"echo {SAID}"})]], ("--offline", "-p", "Do it"), SAID),
     Case("continue", "Bash", [[Call("Bash", {"command": f"echo {SAID}"})]], ("--auto", "-p", "Do it"), SAID),
 )
 
@@ -107,7 +111,8 @@ def png(path: Path) -> Path:
 def version(agent: str, environment: dict[str, str]) -> str:
     command = [AGENTS[agent].executable, "--version"]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
-    return found.stdout.strip().splitlines()[-1] if found.stdout.strip() else "?"
+    said = found.stdout.strip() or found.stderr.strip()  # pi says it on stderr
+    return said.splitlines()[-1] if said else "?"
 
 
 class Agents:
@@ -146,8 +151,19 @@ class Agents:
     def note(self, case: Case, seen: Sequence[Seen], done: str = "") -> None:
         """Add a row of the table."""
         ignored = ", ".join(sorted({each.ignored for each in seen if each.ignored}))
-        result = f"{len(seen)} requests" + (f", ignored: {ignored}" if ignored else "")
+        answered = sum(each.path.partition("?")[0] in PROTOCOLS for each in seen)
+        result = f"{len(seen)} requests, the longest prompt {self.longest_prompt(answered):,} tokens"
+        result += f" (first prompt in agents.py: {AGENTS[case.agent].needs.first_prompt:,})"
+        result += f", ignored: {ignored}" if ignored else ""
         ROWS.append(Row(case.agent, version(case.agent, self._environment), done or case.done, result))
+
+    def longest_prompt(self, count: int) -> int:
+        """Return the tokens of the longest of the last prompts: about the first one's, as a case is short."""
+        time.sleep(REGISTRY_SECONDS)
+        command = [self._command, "ps", "--json"]
+        done = subprocess.run(command, env=self._environment, stdout=subprocess.PIPE, timeout=60, check=True)
+        [server] = [each for each in json.loads(done.stdout) if each["port"] == self._server.port]
+        return max((ServedRequest(*each).prompt_tokens for each in server["requests"][-count:]), default=0)
 
 
 @pytest.fixture

@@ -42,17 +42,34 @@ def servers_of(llmrun: Installed) -> list[dict[str, Any]]:
 
 
 def test_a_server_comes_up_for_an_agent_and_ends_with_it(llmrun: Installed, path: str) -> None:
-    done = llmrun.run("launch", "claude", "smollm2", "--ctx", "2048", "--", "-p", "hi", env={"PATH": path})
+    done = llmrun.run(
+        "launch", "claude", "smollm2", "--any-window", "--ctx", "2048", "--", "-p", "hi", env={"PATH": path}
+    )
     assert done.returncode == 7, done.stderr
     shown = json.loads(done.stdout)
     assert shown["model"] == "smollm2"
     assert shown["arguments"] == ["-p", "hi"]
-    assert b"2,048 tokens; Claude Code sends about 23,000" in done.stderr
+    assert b"2,048 tokens, too small. Claude Code needs" in done.stderr
     assert servers_of(llmrun) == []
 
 
+def test_a_path_is_the_model_that_its_server_has(llmrun: Installed, path: str) -> None:
+    """The server calls it by the file's name, which the agent has to send."""
+    file = json.loads(llmrun.run("show", "smollm2", "--json").stdout)["path"]
+    done = llmrun.run("launch", "claude", file, "--any-window", "--ctx", "2048", "--", "-p", "hi", env={"PATH": path})
+    assert done.returncode == 7, done.stderr
+    assert b"No running server has" in done.stderr
+
+
+def test_a_window_that_is_too_small_is_refused(llmrun: Installed, path: str) -> None:
+    done = llmrun.run("launch", "claude", "smollm2", env={"PATH": path})
+    assert done.returncode == 2
+    assert b"long sessions need 49,152" in done.stderr
+    assert b"--any-window" in done.stderr
+
+
 def test_a_killed_launch_leaves_no_server(llmrun: Installed, path: str) -> None:
-    command = [llmrun.command, "launch", "claude", "smollm2", "--ctx", "2048", "--", "wait"]
+    command = [llmrun.command, "launch", "claude", "smollm2", "--any-window", "--ctx", "2048", "--", "wait"]
     process = subprocess.Popen(command, env=llmrun.environment({"PATH": path}), stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
