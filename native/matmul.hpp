@@ -1,9 +1,10 @@
 // Products of weights and activations on the processor. Knows neither ggml nor threads: ggml_kernels.cpp calls it.
 //
-// Beside quantized weights, the activations are quantized to 8 bits in blocks of 32, once for all rows of weights ("packed"). A
+// Beside quantized weights, the activations are quantized to 8 bits, as ggml does it, once for all rows of weights ("packed"). A
 // panel of weight rows is unpacked to bytes with one scale (and minimum) a block, once for all columns, into a scratch that stays
 // in the cache. A tile of rows x columns of sums is then kept in registers: integers are exact within a block; blocks are added as
-// floats from the first to the last. Beside weights of 16 bits, activations stay as they are (matmul_half.hpp).
+// floats from the first to the last. With few columns, rows are read as they lie in memory, and the same sums are added in the same
+// order (matmul_few.hpp). Beside weights of 16 bits, activations stay as they are (matmul_half.hpp).
 // So an element is computed in one way, whatever else is in the batch and whoever computes it.
 #pragma once
 
