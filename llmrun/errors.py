@@ -135,8 +135,15 @@ class NoModelError(UsageError):
 
     code = "no-model"
 
-    def __init__(self, *, why: str, hint: str, proposals: Sequence[tuple[str, str, str]]) -> None:
-        super().__init__("there is no model", why=why, hint=hint)
+    def __init__(
+        self,
+        what: str = "there is no model",
+        *,
+        why: str = "",
+        hint: str = "",
+        proposals: Sequence[tuple[str, str, str]] = (),
+    ) -> None:
+        super().__init__(what, why=why, hint=hint)
         self.proposals = proposals
 
 

@@ -18,6 +18,7 @@ import typer
 from support.gguf_writer import runnable_model, write
 from support.installed import SECONDS
 
+import llmrun
 from llmrun.cli.app import RootCommand
 from llmrun.cli.help import TOPICS, topic
 from llmrun.models.registry import load_catalogue
@@ -173,7 +174,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": f"{FRONT.parents[2]}{os.pathsep}{FRONT.parents[1]}",
+        "PYTHONPATH": f"{Path(llmrun.__file__).parents[1]}{os.pathsep}{FRONT.parents[1]}",
         "HOME": str(folder),
         "LLMRUN_HOME": str(folder / "home"),
         "LLMRUN_CONFIG": str(folder / "config.toml"),

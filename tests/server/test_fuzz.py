@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -53,8 +53,12 @@ def fuzzed_server(folder: Path) -> Iterator[LiveServer]:
 
 def engines() -> set[int]:
     """The process ids of this process's engines."""
-    children = psutil.Process(os.getpid()).children()
-    return {child.pid for child in children if any("llmrun.engine" in word for word in child.cmdline())}
+    found = set()
+    for child in psutil.Process(os.getpid()).children():
+        with suppress(psutil.Error):  # it has ended
+            if any("llmrun.engine" in word for word in child.cmdline()):
+                found.add(child.pid)
+    return found
 
 
 def story(server: LiveServer, said: str) -> str:

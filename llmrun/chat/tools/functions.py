@@ -40,7 +40,8 @@ def main() -> None:
     chat = ToolPrompt()
     file, folder = sys.argv[1:]
     os.chdir(folder)
-    sys.path[0] = os.path.dirname(file)  # noqa: PTH120 - what `python FILE` has there
+    is_safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH, from Python 3.11 on: there is no such place
+    sys.path[: 0 if is_safe else 1] = [os.path.dirname(file)]  # noqa: PTH120 - what `python FILE` has there
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(chat.requests, requests), daemon=True).start()
     listing = requests.get()
