@@ -69,8 +69,10 @@ def seen(command: str, pulled: None, tmp_path: Path) -> Iterator[Seen]:
         table = cells(text, row)
         where = " ".join(words)
         found.add(where, name=table.get("NAME") or table["MODEL"], size=table.get("SIZE") or table["FILE"])
-        headings = {"count": "PARAMETERS", "quant": "QUANT", "memory": "MEMORY", "speed": "DECODE"}
+        headings = {"count": "PARAMETERS", "quant": "QUANT", "memory": "MEMORY 4k"}
         found.add(where, **{kind: table[each] for kind, each in headings.items() if each in table})
+        if "TOKENS/S" in table:
+            found.add(where, speed=f"{table['TOKENS/S']} tokens/s")
     found.add("plan MODEL", size=predicted["FILE"], quant=predicted["QUANT"], memory=predicted["4k CTX"])
     found.add("plan MODEL", speed=predicted["DECODE"].partition(" →")[0] + " tokens/s")
     shown = dict(re.findall(r"^(\S+)  +(.*)$", run("show", MODEL), re.MULTILINE))

@@ -61,7 +61,7 @@ def test_what_was_drafted_is_replayed(
     stats = json.loads(file.read_text())["answer"]["stats"]
     assert stats["accepted_tokens"] <= stats["drafted_tokens"]
     assert stats["accepted_tokens"] or speculate == "auto"  # which first learns how often such drafts are right
-    (tmp_path / "llmrun-home/steps.json").unlink()  # the record has its own
+    (tmp_path / "llmrun-home/steps.json").unlink(missing_ok=True)  # the record has its own; a faster machine drops them
     again = llmrun.run("replay", str(file))
     assert again.returncode == 0, again.stderr
     assert again.stdout.decode() == answer + "\n"
