@@ -49,7 +49,7 @@ class AgentSettings(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """What sessions of an agent took of a context window, in tokens; 0 is not measured."""
+    """Tokens of a context window that sessions of an agent took; 0 is not measured."""
 
     version: str = ""  # of the agent that was measured
     first_prompt: int = 0  # of a session: the system prompt and the tools

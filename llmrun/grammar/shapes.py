@@ -283,7 +283,7 @@ class Shapes:
         return boxes
 
     def _own(self, part: dict[str, Any]) -> Box:
-        """Return the constraints of a schema without those that combine it with others."""
+        """Return a schema's own constraints, without its combinations with other schemas."""
         if id(part) not in self._owns:
             self._owns[id(part)] = self._intersection(self._asserted(part), _listed(part))
         return self._owns[id(part)]

@@ -182,7 +182,7 @@ def prepare(
 def _with_stored(
     preferences: LoadPreferences, adapters: tuple[Adapter, ...], modelfile: Modelfile, header: Header
 ) -> tuple[LoadPreferences, tuple[Adapter, ...]]:
-    """Return the user's preferences and adapters with those that Ollama's store has for the model."""
+    """Return the user's preferences and adapters, completed from Ollama's store."""
     if preferences.n_ctx is None and modelfile.n_ctx is not None:
         preferences = replace(preferences, n_ctx=max(CONTEXT_BOUNDS[0], min(modelfile.n_ctx, header.n_ctx_train)))
     given = {adapter.path for adapter in adapters}

@@ -50,7 +50,7 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Modelfile:
-    """What a Modelfile adds to a model's weights."""
+    """Settings and files that a Modelfile adds to a model's weights."""
 
     model: str = ""  # file or name of the weights; "" in Ollama's store, which has them
     adapters: tuple[Path, ...] = ()

@@ -155,7 +155,7 @@ class RemoteCalls:
 
 
 class EndKind(enum.Enum):
-    """What a server's reason of the end means for the answer."""
+    """Meaning of the reason that a server gives for an answer's end."""
 
     WHOLE = enum.auto()
     LENGTH = enum.auto()  # a limit of tokens, or the context window

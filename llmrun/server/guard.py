@@ -130,7 +130,7 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 def with_saved_secret(policy: Policy, folder: Path) -> Policy:
     """Return the policy with a saved secret, so that each of several keys has the same owner after a restart.
 
-    Owners stand in saved states: nobody who reads one can try keys on it without the secret.
+    Owners stand in saved states: without the secret, a reader of one can't try keys on it.
 
     Args:
         folder: config.Settings.state_dir. If nothing can be kept there, the owners are new ones each time.

@@ -71,7 +71,7 @@ class Numbering:
         return _label(found.levels, level, counts)
 
     def _place(self, own: Element | None, style: str) -> tuple[str, int]:
-        """Return the list and the level of a paragraph, by itself or by its style and those that it is based on."""
+        """Return the list and the level of a paragraph, by itself, or by its style and that one's base styles."""
         number, level, seen = _value(own, "numId"), _value(own, "ilvl"), set[str]()
         while not number and style in self._styles and style not in seen:
             seen.add(style)

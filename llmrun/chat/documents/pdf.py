@@ -138,7 +138,7 @@ def _inherited(field: dict[str, Any], key: str) -> Any:
 
 
 def _upwards(field: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a field and those that it belongs to."""
+    """Yield a field and its parents."""
     for _ in range(_MOST_PARENTS):
         yield field
         parent = _resolved(field.get("/Parent"))

@@ -1,4 +1,4 @@
-"""What a reader of documents returns: the text, or why there is none."""
+"""The result of a reader of documents: the text, or why there is none."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def unix_time(seconds: float) -> str:
 
 
 class ModelFacts(NamedTuple):
-    """What the header of a model's file says, and the projector beside it."""
+    """Facts in the header of a model's file, and in the projector beside it."""
 
     n_ctx_train: int = 0
     n_vocab: int = 0

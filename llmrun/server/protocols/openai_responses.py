@@ -278,7 +278,7 @@ class ResponseWriter(AnswerWriter):
         return self._response(status) | {"incomplete_details": details, "usage": _usage(self.answers[0])}
 
     def _response(self, status: str) -> dict[str, Any]:
-        """Return a response with every field that OpenResponses requires; its settings are those that are used."""
+        """Return a response with every field that OpenResponses requires; its settings are the ones in use."""
         asked = self.requests.get(0, self._asked)
         return {
             "id": self._envelope.id,

@@ -54,7 +54,7 @@ class ResponseStore:
         self._writing: dict[tuple[str, str], _Writing] = {}
 
     def add(self, owner: str, items: list[Any], response: dict[str, Any]) -> None:
-        """Keep a response, and what came before it. Another one of this name is replaced."""
+        """Keep a response and the items before it. Another response of this name is replaced."""
         n_bytes = len(json.dumps([items, response]))
         with self._lock:
             before = self._responses.get((owner, response["id"]))
