@@ -147,7 +147,7 @@ def _is_estimated(speed: MachineSpeed | None) -> bool:
 
 
 def stated_parameters(parameters: str) -> list[float]:
-    """Return the numbers in words like "30B, 3B active": of all weights, then of the weights a token reads; [0.0] for none."""
+    """Return the numbers in words like "30B, 3B active": of all weights, then of a token's; [0.0] for none."""
     found = re.findall(r"([\d.]+)([MB])", parameters)
     return [float(number) * _FACTORS[unit] for number, unit in found] or [0.0]
 
