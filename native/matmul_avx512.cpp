@@ -2,32 +2,13 @@
 
 namespace llmrun::avx512vnni {
 
-struct Isa {
-    static constexpr const char* name = "AVX-512 VNNI";
-    static constexpr int lanes = 16, vectors = 2, columns = 6;
-    static constexpr bool has_wide_bytes = true;  // sums of any byte and activation
-    using Int = __m512i;
-    using Float = __m512;
+#include "matmul_avx512.hpp"
 
-    LLMRUN_INLINE static Int load(const void* p) { return _mm512_load_si512(p); }
-    LLMRUN_INLINE static void store(void* p, Int x) { _mm512_store_si512(p, x); }
-    LLMRUN_INLINE static Int none() { return _mm512_setzero_si512(); }
-    LLMRUN_INLINE static Int every(int x) { return _mm512_set1_epi32(x); }
-    LLMRUN_INLINE static Int every_of(const void* p) {
-        int x;
-        __builtin_memcpy(&x, p, sizeof x);
-        return _mm512_set1_epi32(x);
-    }
-    LLMRUN_INLINE static Int both(Int a, Int b) { return _mm512_and_si512(a, b); }
-    LLMRUN_INLINE static Int either(Int a, Int b) { return _mm512_or_si512(a, b); }
-    LLMRUN_INLINE static Int differ(Int a, Int b) { return _mm512_xor_si512(a, b); }
-    template <int Bits>
-    LLMRUN_INLINE static Int right(Int x) { return _mm512_srli_epi32(x, Bits); }
-    template <int Bits>
-    LLMRUN_INLINE static Int left(Int x) { return _mm512_slli_epi32(x, Bits); }
-    LLMRUN_INLINE static Int lookup(const int8_t* values, Int indices) {
-        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(values))), indices);
-    }
+struct Isa : Avx512 {
+    static constexpr const char* name = "AVX-512 VNNI";
+    static constexpr int vectors = 2, columns = 6;
+    static constexpr bool has_wide_bytes = true;  // sums of any byte and activation
+
     // Products are added up from begin() on by dot(), which end() adds to what there was.
     template <bool>
     LLMRUN_INLINE static Int begin(Int sums) { return sums; }
@@ -37,143 +18,6 @@ struct Isa {
     }
     template <bool>
     LLMRUN_INLINE static Int end(Int, Int products) { return products; }
-    LLMRUN_INLINE static Float no_floats() { return _mm512_setzero_ps(); }
-    LLMRUN_INLINE static Float every_float(float x) { return _mm512_set1_ps(x); }
-    LLMRUN_INLINE static Float every_float_of(const float* p) { return _mm512_set1_ps(*p); }
-    LLMRUN_INLINE static Float load_floats(const float* p) { return _mm512_loadu_ps(p); }
-    LLMRUN_INLINE static void store_floats(float* p, Float x) { _mm512_storeu_ps(p, x); }
-    LLMRUN_INLINE static Float to_floats(Int x) { return _mm512_cvtepi32_ps(x); }
-    LLMRUN_INLINE static Float times(Float a, Float b) { return _mm512_mul_ps(a, b); }
-    LLMRUN_INLINE static Float minus(Float a, Float b) { return _mm512_sub_ps(a, b); }
-    LLMRUN_INLINE static Float add_product(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-    LLMRUN_INLINE static Float halves(const uint16_t* p) {
-        return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    }
-    // of numbers that are the upper halves of floats
-    LLMRUN_INLINE static Float upper_halves(const uint16_t* p) {
-        return _mm512_castsi512_ps(left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))));
-    }
-    // of the lower 16 bits
-    LLMRUN_INLINE static Float half(Int x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
-    LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
-        const Int byte = _mm512_set1_epi32(255);
-        floats[0] = to_floats(both(x, byte));
-        floats[1] = to_floats(both(right<8>(x), byte));
-        floats[2] = to_floats(both(right<16>(x), byte));
-        floats[3] = to_floats(right<24>(x));
-    }
-    LLMRUN_INLINE static void signed_bytes_to_floats(Int x, Float* floats) {
-        floats[0] = to_floats(_mm512_srai_epi32(left<24>(x), 24));
-        floats[1] = to_floats(_mm512_srai_epi32(left<16>(x), 24));
-        floats[2] = to_floats(_mm512_srai_epi32(left<8>(x), 24));
-        floats[3] = to_floats(_mm512_srai_epi32(x, 24));
-    }
-    // 16 bytes of each of 16 rows -> 4 vectors with 4 bytes of each
-    LLMRUN_INLINE static void transpose(const uint8_t* rows, int64_t stride, Int* out) {
-        Int x[4];
-        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
-            const uint8_t* row = rows + i * stride;
-            x[i] = _mm512_castsi128_si512(load_16(row));
-            x[i] = _mm512_inserti32x4(x[i], load_16(row + 4 * stride), 1);
-            x[i] = _mm512_inserti32x4(x[i], load_16(row + 8 * stride), 2);
-            x[i] = _mm512_inserti32x4(x[i], load_16(row + 12 * stride), 3);
-        }
-        const Int a = _mm512_unpacklo_epi32(x[0], x[1]), b = _mm512_unpackhi_epi32(x[0], x[1]);
-        const Int c = _mm512_unpacklo_epi32(x[2], x[3]), d = _mm512_unpackhi_epi32(x[2], x[3]);
-        out[0] = _mm512_unpacklo_epi64(a, c);
-        out[1] = _mm512_unpackhi_epi64(a, c);
-        out[2] = _mm512_unpacklo_epi64(b, d);
-        out[3] = _mm512_unpackhi_epi64(b, d);
-    }
-    LLMRUN_INLINE static Int load_any(const void* p) { return _mm512_loadu_si512(p); }
-    LLMRUN_INLINE static Int plus(Int a, Int b) { return _mm512_add_epi32(a, b); }
-    // 32 bytes at each place
-    LLMRUN_INLINE static Int join(const uint8_t* p, const uint8_t* q) { return _mm512_inserti64x4(_mm512_castsi256_si512(load_32(p)), load_32(q), 1); }
-    LLMRUN_INLINE static Int twice(const uint8_t* p) { return _mm512_broadcast_i64x4(load_32(p)); }
-    // the 32 nibbles of 16 bytes at each place, the lower ones first
-    LLMRUN_INLINE static Int nibbles(const uint8_t* p, const uint8_t* q) {
-        const Int bytes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(load_16(p))), _mm256_broadcastsi128_si256(load_16(q)), 1);
-        return both(_mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), every(0x0f0f0f0f));
-    }
-    // the 32 bits at each place as fifth bits
-    LLMRUN_INLINE static Int fifths(const uint8_t* p, const uint8_t* q) {
-        uint32_t bits[2];
-        __builtin_memcpy(bits, p, 4);
-        __builtin_memcpy(bits + 1, q, 4);
-        return _mm512_maskz_set1_epi8(_mm512_kunpackd(bits[1], bits[0]), 16);
-    }
-    // block number `first` and the next one, shifted right by so many times their numbers
-    template <int Bits>
-    LLMRUN_INLINE static Int shift_blocks(Int x, int first) {
-        const int64_t a = Bits * first, b = a + Bits;
-        return _mm512_srlv_epi64(x, _mm512_setr_epi64(a, a, a, a, b, b, b, b));
-    }
-    template <int Stride>
-    LLMRUN_INLINE static Float halves_at(const uint8_t* p) {
-        return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(eight_halves<Stride>(p)), eight_halves<Stride>(p + 8 * Stride), 1));
-    }
-    LLMRUN_INLINE static Float halves_of_eights(const uint8_t* p, const uint8_t* q) {
-        return _mm512_insertf32x8(every_float(from_half(p)), _mm256_set1_ps(from_half(q)), 1);
-    }
-    LLMRUN_INLINE static void signed_pairs(const uint8_t* p, const uint8_t* q, Float* out) {
-        const Int x = _mm512_cvtepi16_epi32(_mm256_inserti128_si256(_mm256_castsi128_si256(load_16(p)), load_16(q), 1));
-        out[0] = to_floats(_mm512_srai_epi32(left<24>(x), 24));
-        out[1] = to_floats(_mm512_srai_epi32(x, 8));
-    }
-    // the sums of the first and of the last 4 numbers of each 8 in 8 vectors, in their order
-    LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
-        Int fours[2];
-        LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
-            const Int *y = x + 4 * i;
-            const Int a = plus(_mm512_unpacklo_epi32(y[0], y[1]), _mm512_unpackhi_epi32(y[0], y[1]));
-            const Int b = plus(_mm512_unpacklo_epi32(y[2], y[3]), _mm512_unpackhi_epi32(y[2], y[3]));
-            fours[i] = plus(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-        }
-        const Int order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
-        out[0] = _mm512_permutex2var_epi32(fours[0], order, fours[1]);
-        out[1] = _mm512_permutex2var_epi32(fours[0], plus(order, every(4)), fours[1]);
-    }
-    LLMRUN_INLINE static void transpose_floats(Float* x) {
-        Float y[16];
-        LLMRUN_UNROLL for (int i = 0; i < 16; i += 4) {
-            const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(x[i], x[i + 1])), b = _mm512_castps_pd(_mm512_unpackhi_ps(x[i], x[i + 1]));
-            const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(x[i + 2], x[i + 3])), d = _mm512_castps_pd(_mm512_unpackhi_ps(x[i + 2], x[i + 3]));
-            y[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
-            y[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
-            y[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
-            y[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
-        }
-        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
-            const Float a = _mm512_shuffle_f32x4(y[i], y[i + 4], 0x88), b = _mm512_shuffle_f32x4(y[i], y[i + 4], 0xdd);
-            const Float c = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0x88), d = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0xdd);
-            x[i] = _mm512_shuffle_f32x4(a, c, 0x88);
-            x[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88);
-            x[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
-            x[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
-        }
-    }
-    // the sum of 16 numbers of each of 4 rows
-    LLMRUN_INLINE static void add_up(const Float (*x)[1], float* out) {
-        const Float a = _mm512_add_ps(_mm512_unpacklo_ps(x[0][0], x[1][0]), _mm512_unpackhi_ps(x[0][0], x[1][0]));
-        const Float b = _mm512_add_ps(_mm512_unpacklo_ps(x[2][0], x[3][0]), _mm512_unpackhi_ps(x[2][0], x[3][0]));
-        const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
-        const Float fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
-        const __m256 eights = _mm256_add_ps(_mm512_castps512_ps256(fours), _mm512_extractf32x8_ps(fours, 1));
-        _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(eights), _mm256_extractf128_ps(eights, 1)));
-    }
-    LLMRUN_INLINE static Int widen(const uint64_t* bytes) {
-        return _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(bytes[1]), static_cast<int64_t>(bytes[0])));
-    }
-    // the largest magnitude of 32
-    LLMRUN_INLINE static float largest(const float* values) {
-        return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(load_floats(values)), _mm512_abs_ps(load_floats(values + 16))));
-    }
-    LLMRUN_INLINE static void quantize(const float* values, float factor, char* bytes, int* sums) {
-        const Float every = every_float(factor);
-        const __m128i x = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(load_floats(values), every)));
-        const __m128i y = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(times(load_floats(values + 16), every)));
-        store_quantized(x, y, bytes, sums);
-    }
 };
 
 #include "matmul_core.hpp"
