@@ -24,6 +24,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
 from ray.exceptions import RayError, RayTaskError
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import llmrun
@@ -60,6 +61,15 @@ class _Node:
         return max(1, self.engine.parallel // _PIECES)
 
 
+class _InstalledPackage(JobConfig):  # type: ignore[misc]  # Ray's types are not read
+    """Nodes import llmrun from where it is installed: Ray would look in the current folder first, in a checkout's
+    sources without the native module, say. It has no setting for that."""
+
+    def _serialize(self) -> Any:
+        self._py_driver_sys_path.clear()
+        return super()._serialize()
+
+
 @contextmanager
 def connected(address: str, job: NodeJob) -> Iterator[Cluster]:
     """Connect to a cluster until the block ends.
@@ -76,7 +86,14 @@ def connected(address: str, job: NodeJob) -> Iterator[Cluster]:
     # Ray writes events of nodes to stdout, and has no setting for that.
     ray._private.worker._worker_logs_enabled = False
     try:
-        ray.init(address, include_dashboard=False, logging_level=logging.CRITICAL, log_to_driver=False)
+        ray.init(
+            address,
+            include_dashboard=False,
+            logging_level=logging.CRITICAL,
+            log_to_driver=False,
+            # A client of ray:// would send our class to a server that may not have it, and its folder is not added.
+            job_config=None if address.startswith("ray://") else _InstalledPackage(),
+        )
     except (ConnectionError, TimeoutError) as error:
         raise _unreachable(address, error) from None
     except (RuntimeError, ValueError) as error:
