@@ -98,10 +98,15 @@ def parse(text: str) -> dict[str, Rule]:
     """
     check_text(GRAMMAR, text)
     rules = _Parser(text).rules()
+    check_rules(text, rules)
+    return rules
+
+
+def check_rules(text: str, rules: Mapping[str, Rule]) -> None:
+    """Raise BadGrammarError for a rule that is missing, begins with itself or can never end; `text` has all rules."""
     _check_names(text, rules)
     _check_left_recursion(text, rules)
     _check_ends(text, rules)
-    return rules
 
 
 class _Parser:

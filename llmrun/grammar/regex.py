@@ -95,6 +95,18 @@ def parse(text: str) -> Pattern:
     return Pattern(text)
 
 
+def node_of(text: str) -> Node:
+    """Return a pattern that has to match the whole text, whose dot is all but \\n, as in Python and Rust.
+
+    Raises:
+        PatternError: it is broken, or has edges or look-around.
+    """
+    tree = _Parser(text, ((10, 10),)).tree()
+    if _has_edge(tree):
+        raise PatternError("look-around, ^, $ and borders of words can't be enforced inside another text")
+    return tree  # type: ignore[return-value]  # the other nodes are edges
+
+
 @lru_cache(maxsize=256)
 def characters_of_json(minimum: int = 0, maximum: int | None = None) -> str:
     """Return a regular expression, for Lark, of the content of a JSON string by its number of characters."""
@@ -304,8 +316,9 @@ def _python_character(code: int) -> str:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, line_ends: tuple[tuple[int, int], ...] = _LINE_ENDS) -> None:
         self._text = text
+        self._line_ends = line_ends
         self._at = 0
         self._depth = 0
 
@@ -354,7 +367,7 @@ class _Parser:
         if character in "^$":
             return _Edge(character)
         if character == ".":
-            return Characters(without(_LINE_ENDS))
+            return Characters(without(self._line_ends))
         if character == "(":
             return self._group()
         if character == "[":

@@ -31,6 +31,7 @@ class Tool(NamedTuple):
     name: str
     description: str = ""
     parameters: str = "{}"  # JSON schema of the arguments, as text
+    grammar: str = ""  # Lark, of the one argument of such a tool, a text
 
 
 class ToolCall(NamedTuple):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from llmrun.engine.constraint.lexemes import lark_rules as as_lark_rules
 from llmrun.engine.constraint.matcher import SCHEMA_NAME, Matcher, check_rules, compile_lark, tokens_of
 from llmrun.engine.constraint.reasoning import unconstrained_mask
 from llmrun.engine.prompt.thinking import ReasoningTracker
 from llmrun.engine.prompt.tools import allows_text
-from llmrun.errors import UsageError
+from llmrun.errors import BadGrammarError, UsageError
+from llmrun.grammar import lark_rules
 from llmrun.grammar.json_lark import Rules, rules_of
 from llmrun.grammar.loosen import EnforceableSchema, Path, enforceable
 from llmrun.grammar.place import dotted
@@ -49,10 +52,7 @@ def compile_calls(
     only = request.tool_choice.removeprefix("=") if request.tool_choice.startswith("=") else ""
     tools = [tool for tool in request.tools if only in ("", tool.name)]
     form = syntax.parameters
-    arguments = [
-        _Arguments(arguments_schema(tool.parameters).rules) if form is None else _ParameterRules(tool, form).rules()
-        for tool in tools
-    ]
+    arguments = [_json_arguments(tool) if form is None else _ParameterRules(tool, form).rules() for tool in tools]
     lines = _all_lines(request, tools, [part.rules for part in arguments], syntax, only)
     matcher = compile_lark("\n".join(lines), vocabulary, shown)
     named = (*_left_out_of_answer(request), *left_out(tools), *(path for part in arguments for path in part.left_out))
@@ -62,6 +62,34 @@ def compile_calls(
         ends = dict.fromkeys((close, *"'\"" * form.is_python, *(end for part in arguments for end in part.ends)))
         matcher.endings = [vocabulary.tokenize(end, special=True) for end in ends if end]
     return matcher
+
+
+def _json_arguments(tool: Tool) -> _Arguments:
+    if tool.grammar:
+        (name,) = parameters_of(load_json(tool.parameters))
+        text = text_rules(tool.grammar, '"}', in_json=True)
+        if text is not None:
+            return _Arguments(Rules(f"{_literal('{' + json.dumps(name) + ': ' + chr(34))} {text.start}", text.lines))
+    return _Arguments(arguments_schema(tool.parameters).rules)
+
+
+@lru_cache(maxsize=64)
+def text_rules(grammar: str, end: str, *, in_json: bool) -> Rules | None:
+    """Return the rules of a text by a Lark grammar, and of the end behind it; None if they can't be enforced.
+
+    Cached, because agents send the same tools with every request.
+
+    Args:
+        in_json: the text is the content of a JSON string.
+    """
+    try:
+        rules = lark_rules.parse(grammar)
+        rules = lark_rules.before(lark_rules.in_json(rules) if in_json else rules, end)
+        written = as_lark_rules(rules, prefix=f"t{sha256(f'{grammar} {end} {in_json}'.encode()).hexdigest()[:10]}_")
+        check_rules(written)
+    except BadGrammarError:
+        return None
+    return written
 
 
 def arguments_schema(parameters: str) -> EnforceableSchema:
@@ -88,6 +116,11 @@ def left_out(tools: Iterable[Tool]) -> tuple[str, ...]:
         ".".join(filter(None, ("tools", tool.name, "parameters", dotted(path))))
         for tool in tools
         for path in arguments_schema(tool.parameters).left_out
+    ]
+    parts += [
+        f"tools.{tool.name}.format"
+        for tool in tools
+        if tool.grammar and text_rules(tool.grammar, '"}', in_json=True) is None
     ]
     return tuple(parts[:_MAX_LEFT_OUT])
 
@@ -230,7 +263,9 @@ class _ParameterRules:
             yield from (f"{before}{value}" for value in self._python_values(schema, types))
             return
         if "string" in types:
-            yield f"{before}{self._raw_text(schema, end, path)}"
+            text = text_rules(self._tool.grammar, end, in_json=False) if self._tool.grammar else None
+            yield f"{before}{self._raw_text(schema, end, path) if text is None else self._given(text)}"
+            self._ends += [end] * (text is not None)
             return
         for alternative in alternatives(schema, self._root):
             allowed = types & types_of(alternative, self._root)
@@ -265,6 +300,9 @@ class _ParameterRules:
 
     def _python_values(self, schema: Any, types: frozenset[str]) -> Iterator[str]:
         """Yield literals of Python, in which lists and objects are as in JSON, and strings may be."""
+        if self._tool.grammar and (text := text_rules(self._tool.grammar, '"', in_json=True)):
+            yield f'"\\"" {self._given(text)}'
+            return
         constants = {"boolean": '("True" | "False")', "null": '"None"'}
         yield from (text for json_type, text in constants.items() if json_type in types)
         if others := types - constants.keys():
@@ -272,12 +310,15 @@ class _ParameterRules:
         if "string" in types and not (isinstance(schema, dict) and schema.keys() & _OF_STRINGS):
             yield r"/'([^'\\]|\\.)*'/"
 
+    def _given(self, rules: Rules) -> str:
+        self._lines += rules.lines
+        return rules.start
+
     def _json(self, schema: Any) -> str:
         schema = schema if isinstance(schema, dict) else {}
         root = self._root if isinstance(self._root, dict) else {}
         rules = value_rules({**schema, **{name: root[name] for name in ("$defs", "definitions") if name in root}})
-        self._lines += rules.lines
-        return rules.start
+        return self._given(rules)
 
     def _raw_text(self, schema: Any, end: str, path: Path) -> str:
         """Return an expression of a string as it is, and of the text after it."""

@@ -27,12 +27,22 @@ from llmrun.grammar.gbnf import (
     closure,
     references,
 )  # fmt: skip
+from llmrun.grammar.json_lark import Rules
 
 _MAX_PARENTHESES = 8
 
 
 def to_lark(rules: Mapping[str, Rule]) -> str:
-    """Return the grammar of these rules (see gbnf.parse) in Lark.
+    """Return the grammar of these rules (see gbnf.parse) in Lark; see lark_rules()."""
+    written = lark_rules(rules)
+    return "\n".join([f"start: {written.start}", *written.lines, ""])
+
+
+def lark_rules(rules: Mapping[str, Rule], prefix: str = "") -> Rules:
+    """Return Lark's rules for those of GBNF.
+
+    Args:
+        prefix: of the names, in lower case.
 
     Raises:
         BadGrammarError: the grammar is too large.
@@ -42,7 +52,7 @@ def to_lark(rules: Mapping[str, Rule]) -> str:
     if ROOT not in flat:
         while greedy := greedy_lexemes(outline.bodies, outline.lexemes, rules):
             outline.split(greedy)
-    return _Writer(rules, outline).text()
+    return _Writer(rules, outline, prefix).rules()
 
 
 class _Outline:
@@ -140,10 +150,11 @@ def _tree(parts: Iterable[Part]) -> tuple[Node, ...]:
 
 
 class _Writer:
-    """A writer of Lark: rules are r0, r1 .., terminals T0, T1 .."""
+    """A writer of Lark: behind the prefix, rules are r0, r1 .., terminals T0, T1 .."""
 
-    def __init__(self, rules: Mapping[str, Rule], outline: _Outline) -> None:
+    def __init__(self, rules: Mapping[str, Rule], outline: _Outline, prefix: str) -> None:
         self._rules = rules
+        self._rule, self._token = f"{prefix}r", f"{prefix.upper()}T"
         self._outline = outline
         self._lines: list[str] = []
         self._rule_names: dict[str, str] = {}
@@ -152,9 +163,9 @@ class _Writer:
         self._queue: list[str] = []  # rules whose terminal has a name, but is not written yet
         self._parser_rules = 0
 
-    def text(self) -> str:
+    def rules(self) -> Rules:
         for name in self._outline.bodies:
-            self._rule_names[name] = f"r{len(self._rule_names)}"
+            self._rule_names[name] = f"{self._rule}{len(self._rule_names)}"
         self._parser_rules = len(self._rule_names)
         for name, body in self._outline.bodies.items():
             self._lines.append(f"{self._rule_names[name]}: {self._expression(body, self._in_parser)}")
@@ -162,7 +173,7 @@ class _Writer:
             name = self._queue.pop()
             body = self._rules[name].body
             self._lines.append(f"{self._terminal_names[name]}: {self._expression(body, self._in_lexer)}")
-        return "\n".join(["start: r0", *self._lines, ""])
+        return Rules(f"{self._rule}0", tuple(self._lines))
 
     def _expression(self, part: Part, leaf: Callable[[Part], str]) -> str:
         return self._nested(part, leaf)[0]
@@ -188,13 +199,13 @@ class _Writer:
         if leaf == self._in_lexer:
             return self._terminal(text)
         self._parser_rules += 1
-        name = f"r{self._parser_rules}"
+        name = f"{self._rule}{self._parser_rules}"
         self._lines.append(f"{name}: {text}")
         return name
 
     def _terminal(self, text: str) -> str:
         if text not in self._texts:
-            self._texts[text] = f"T{len(self._texts) + len(self._terminal_names)}"
+            self._texts[text] = f"{self._token}{len(self._texts) + len(self._terminal_names)}"
             self._lines.append(f"{self._texts[text]}: {text}")
         return self._texts[text]
 
@@ -208,7 +219,7 @@ class _Writer:
     def _in_lexer(self, part: Part) -> str:
         if isinstance(part, Reference):
             if part.name not in self._terminal_names:
-                self._terminal_names[part.name] = f"T{len(self._texts) + len(self._terminal_names)}"
+                self._terminal_names[part.name] = f"{self._token}{len(self._texts) + len(self._terminal_names)}"
                 self._queue.append(part.name)
             return self._terminal_names[part.name]
         if isinstance(part, Literal):

@@ -161,9 +161,14 @@ def _has_only_reasoning(message: Message) -> bool:
 
 def _reasoning(item: Fields) -> str:
     """Return the text of a reasoning item, or its summary; "" if it is encrypted by another server."""
-    whole, summary = ([part.needed_text("text") for part in item.objects(key)] for key in ("content", "summary"))
-    kept = (item.text("encrypted_content") or "") if not whole else ""
-    return kept.removeprefix(_KEPT) if kept.startswith(_KEPT) else "\n\n".join(whole or summary)
+    whole, summary = ([_part(part) for part in item.objects(key)] for key in ("content", "summary"))
+    kept = item.text("encrypted_content") or ""
+    return kept.removeprefix(_KEPT) if kept.startswith(_KEPT) and not whole else "\n\n".join(whole or summary)
+
+
+def _part(part: Fields) -> str:
+    part.text("type")  # reasoning_text or summary_text
+    return part.needed_text("text")
 
 
 def _call(item: Fields) -> ToolCall:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from llmrun.errors import BadGrammarError, UsageError
 from llmrun.grammar.json_lark import rules_of
+from llmrun.grammar.lark_rules import of_pattern
 from llmrun.grammar.place import dotted
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
@@ -99,6 +100,7 @@ def _object(text: str) -> dict[str, Any] | None:
 
 _SCHEMA = {"type": "object", "properties": {TEXT_ARGUMENT: {"type": "string"}}, "required": [TEXT_ARGUMENT]}
 _KINDS = ("function", "custom")
+_GRAMMAR_NOTE = "The text matches this Lark grammar:"
 
 
 class ClientTool(NamedTuple):
@@ -155,16 +157,34 @@ def _flattened(fields: Fields) -> Iterator[Fields]:
             yield each
         elif each.text("type") == "namespace":
             namespace = tool_name(each)
+            about = each.text("description") or ""
             for inner in each.objects("tools"):
                 if inner.text("type") in _KINDS:
-                    yield inner.extended(namespace=namespace)
+                    described = "\n\n".join(filter(None, (about, inner.text("description"))))
+                    yield inner.extended(namespace=namespace, description=described)
+                    about = ""  # the first tool says it for all
                 else:
                     inner.ignore_all()
         else:
             each.ignore_all()
 
 
+def _text_grammar(each: Fields) -> str:
+    """Return the Lark grammar of a custom tool's text; "" allows any text.
+
+    Raises:
+        UsageError: the format is invalid.
+    """
+    given = each.object("format")
+    if given is None or given.choice("type", "text", "grammar") != "grammar":
+        return ""
+    definition = given.needed_text("definition")
+    return of_pattern(definition) if given.choice("syntax", "lark", "regex") == "regex" else definition
+
+
 def _client_tool(each: Fields) -> Tool:
     if each.text("type") == "custom":
-        return Tool(flat_name(each), each.text("description") or "", as_json(_SCHEMA))
+        grammar = _text_grammar(each)
+        texts = each.text("description") or "", f"{_GRAMMAR_NOTE}\n{grammar}" if grammar else ""
+        return Tool(flat_name(each), "\n\n".join(filter(None, texts)), as_json(_SCHEMA), grammar)
     return tool(each, "parameters")._replace(name=flat_name(each))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from support.byte_vocabulary import ByteVocabulary, allowed_tokens
 from support.call_syntaxes import SYNTAXES
 from support.random_schemas import random_object
+from support.text_grammars import APPLY_PATCH, PATCH
 
 from llmrun.engine.constraint.calls import ToolCallConstraint, arguments_schema, compile_calls
 from llmrun.engine.constraint.closing import TimelyEnd
@@ -64,12 +66,13 @@ def say(constraint: Constraint, text: bytes) -> None:
         text = text.removeprefix(text[:1] if control is None else CONTROL[control])
 
 
-def finish(constraint: Constraint, numbers: random.Random) -> str:
-    """Go on at random to the end."""
+def finish(constraint: Constraint, numbers: random.Random, preferred: bytes = b"") -> str:
+    """Go on at random to the end, most often by one of the preferred characters."""
     tokens: list[int] = []
     while True:
         choices = allowed(constraint)
-        token = END if END in choices else numbers.choice(choices)
+        some = [token for token in choices if token in [*preferred]] if preferred and numbers.random() < 0.9 else []
+        token = END if END in choices else numbers.choice(some or choices)
         if token == END:
             return text_of(tokens)
         constraint.accept(token)
@@ -321,3 +324,44 @@ def test_a_hundred_tools_are_one_grammar() -> None:
     matcher = compile_calls(AnswerRequest(tools=tools, tool_choice="required"), HERMES, VOCABULARY, SHOWN)
     assert all(each.split(".")[1] in {tool.name for tool in tools} for each in matcher.left_out)
     assert allowed(matcher)
+
+
+TEXT_TOOL = Tool(
+    "patch",
+    "",
+    json.dumps({"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}),
+    APPLY_PATCH,
+)
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_text_follows_the_grammar_of_its_tool(syntax: CallSyntax) -> None:
+    asked = AnswerRequest(tools=(TEXT_TOOL, *TOOLS), tool_choice="=patch")
+    for seed in range(3):
+        matcher = compile_calls(asked, syntax, VOCABULARY, SHOWN)
+        answer = finish(matcher, random.Random(seed), b"\n\\n*")
+        ((_, arguments),) = calls_in(syntax, answer, (TEXT_TOOL, *TOOLS))
+        assert not matcher.left_out
+        assert PATCH.fullmatch(arguments["input"])
+
+
+@pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES)
+def test_a_recursive_grammar_of_a_text(syntax: CallSyntax) -> None:
+    tool = TEXT_TOOL._replace(grammar='start: "(" start* ")" | "\\"" /[a-z]/')
+    asked = AnswerRequest(tools=(tool,), tool_choice="required", parallel_calls=False)
+    for seed in range(4):
+        answer = finish(compile_calls(asked, syntax, VOCABULARY, SHOWN), random.Random(seed))
+        ((_, arguments),) = calls_in(syntax, answer, (tool,))
+        text = re.sub('"[a-z]', "", arguments["input"])
+        while "()" in text:
+            text = text.replace("()", "")
+        assert text == ""
+
+
+def test_a_grammar_that_cant_be_enforced_is_named() -> None:
+    tool = TEXT_TOOL._replace(grammar='start: "a"\n%ignore " "')
+    asked = AnswerRequest(tools=(tool,), tool_choice="required")
+    for syntax in SYNTAXES.values():
+        matcher = compile_calls(asked, syntax, VOCABULARY, SHOWN)
+        assert matcher.left_out == ("tools.patch.format",)
+        assert allowed(matcher)

@@ -307,6 +307,42 @@ def test_namespaces_are_flattened_and_custom_tools_take_a_string() -> None:
         assert read({"input": history, "tools": _CODEX_TOOLS, "tool_choice": {"type": kind, **more}})
 
 
+@pytest.mark.parametrize(
+    ("syntax", "definition", "grammar"),
+    [("lark", 'start: "a" | "b"', 'start: "a" | "b"'), ("regex", "[ab/]", r"start: /[ab\/]/")],
+)
+def test_the_grammar_of_a_custom_tool_reaches_the_model(syntax: str, definition: str, grammar: str) -> None:
+    form = {"type": "grammar", "syntax": syntax, "definition": definition}
+    (tool,) = read({"input": "Hi", "tools": [{**_CODEX_TOOLS[1], "format": form}]}).request.tools
+    assert tool.grammar == grammar
+    assert tool.description.startswith("Patches files.\n\n")
+    assert tool.description.endswith(grammar)
+    (free,) = read({"input": "Hi", "tools": [{**_CODEX_TOOLS[1], "format": {"type": "text"}}]}).request.tools
+    assert (free.grammar, free.description) == ("", "Patches files.")
+    for wrong in ({**form, "syntax": "peg"}, {"type": "grammar", "syntax": "lark"}, {"type": "xml"}):
+        with pytest.raises(UsageError):
+            read({"input": "Hi", "tools": [{**_CODEX_TOOLS[1], "format": wrong}]})
+
+
+def test_what_is_said_of_a_namespace_reaches_the_model_once() -> None:
+    namespace = {
+        **_CODEX_TOOLS[0],
+        "description": "Remembers.",
+        "tools": [_CODEX_TOOLS[2], {**_CODEX_TOOLS[2], "name": "b"}],
+    }
+    asked = read({"input": "Hi", "tools": [namespace]})
+    assert [each.description for each in asked.request.tools] == ["Remembers.", ""]
+    assert asked.ignored == ()
+
+
+def test_reasoning_that_was_written_here_is_not_named_as_ignored() -> None:
+    item = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "llmrun:So."}
+    whole = {**item, "content": [{"type": "reasoning_text", "text": "So."}]}
+    for each in (item, whole):
+        asked = read({"input": [{"role": "user", "content": "Hi"}, each, {"role": "user", "content": "Go on."}]})
+        assert asked.ignored == ()
+
+
 def test_calls_have_the_names_of_the_client() -> None:
     known: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
     made = writer({"input": "Hi", "tools": _CODEX_TOOLS}, ENVELOPE)
