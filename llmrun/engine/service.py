@@ -97,7 +97,7 @@ class Preparer:
         request = generate.asked
         matcher = None if offers_tools(request) else self._matcher(request.grammar)
         prompt = self.prompts.prompt(generate, send)
-        text, tokens = prompt.text, prompt.tokens
+        request, text, tokens = prompt.asked or request, prompt.text, prompt.tokens
         syntax = None
         if offers_tools(request):
             with self.prompts.clock.phase("template"):

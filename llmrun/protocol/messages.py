@@ -257,6 +257,7 @@ class PromptHistory(NamedTuple):
     answers: int  # answers in it that have the tokens that the model generated
     tokens: int
     is_shortened: bool = False  # none stands: the window got narrow, and reasoning of earlier turns was left out
+    kept_tools: int = 0  # tools of the conversation that the request left out; the prompt describes them as before
 
 
 class Started(NamedTuple):

@@ -497,6 +497,8 @@ class HttpExchange:
                     writer.requests[choice] = answers.asked(choice)
                     if choice == 0:
                         self._name_ignored(event.left_out)
+                        if event.history is not None and event.history.kept_tools:
+                            self._headers[b"x-llmrun-kept-tools"] = b"%d" % event.history.kept_tools
                     chunk += await self._start_stream(writer)
                 chunk += writer.feed(choice, event)
                 if isinstance(event, Started):

@@ -26,7 +26,7 @@ from llmrun.errors import BadTemplateError
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.media import Media
-from llmrun.protocol.messages import Finished, Message, PromptHistory, TextDelta
+from llmrun.protocol.messages import Finished, Message, PromptHistory, TextDelta, Tool
 
 MAX_TOKENS = 1 << 22
 """Of all remembered prompts and answers together: 16 MiB. Prompts that begin alike share their beginning."""
@@ -46,15 +46,23 @@ class Conversation:
     compared: its text without the blanks around it, and its calls, with arguments as JSON values.
 
     Args:
-        context: everything else that the prompt depends on.
+        context: everything else that the prompt depends on, but the tools.
+        tools: that the prompt describes.
         private: nothing of it may be saved.
 
     Attributes:
         question: index of the last user's message; -1 without one.
     """
 
-    def __init__(self, context: Sequence[object], messages: Sequence[Message], *, private: bool = False) -> None:
-        self.messages, self.private = messages, private
+    def __init__(
+        self,
+        context: Sequence[object],
+        messages: Sequence[Message],
+        tools: tuple[Tool, ...] = (),
+        *,
+        private: bool = False,
+    ) -> None:
+        self.messages, self.tools, self.private = messages, tools, private
         self.digests = [hashlib.sha256(json.dumps([*context]).encode()).digest()]
         self._calls: dict[str, int] = {}  # id -> number of the call
         for message in messages:
@@ -103,6 +111,7 @@ class Turn:
 
     Attributes:
         digest: of the conversation with the answer.
+        tools: that the prompt describes.
         parent: the last earlier answer whose tokens the prompt begins with.
         tokens: of the prompt after the parent's, and of the answer without its end token.
         reasonings: of the answers after the parent's, the last is its own; "" for none.
@@ -112,6 +121,7 @@ class Turn:
     """
 
     digest: bytes
+    tools: tuple[Tool, ...]
     parent: Turn | None
     tokens: array[int]
     reasonings: tuple[str, ...]
@@ -140,7 +150,10 @@ class Turn:
         return [token for turn in reversed(self.path) for token in turn.tokens]
 
     def agrees(self, conversation: Conversation, n_messages: int) -> bool:
-        """Return whether a client has left out the reasoning of each answer, or sent it unchanged."""
+        """Return whether a client has left out the reasoning of each answer, or sent it unchanged.
+
+        Equal conversations may have other tools.
+        """
         remembered = (each for turn in reversed(self.path) for each in turn.reasonings)
         return all(
             sent in ("", known)
@@ -168,7 +181,7 @@ class OpenTurn:
     Attributes:
         keeps: it does stand there.
         reasons: as in Turn.
-        is_shortened: as in PromptHistory.
+        is_shortened, kept_tools: as in PromptHistory.
     """
 
     def __init__(
@@ -184,6 +197,7 @@ class OpenTurn:
         self._tree, self._conversation, self._begins = history, conversation, begins
         self.beginning = beginning
         self.is_shortened = False
+        self.kept_tools = 0
         self._deltas: list[TextDelta] = []
         question, (turn, n_known) = conversation.question, beginning or (None, 0)
         self._reasonings = _reasonings(messages[n_known:])
@@ -198,9 +212,11 @@ class OpenTurn:
     def history(self) -> PromptHistory | None:
         """What stands in the prompt; None if the template wrote it in its own form."""
         if self.beginning is None:
-            return PromptHistory(0, 0, is_shortened=True) if self.is_shortened else None
+            if not self.is_shortened and not self.kept_tools:
+                return None
+            return PromptHistory(0, 0, is_shortened=self.is_shortened, kept_tools=self.kept_tools)
         turn = self.beginning.turn
-        return PromptHistory(len(turn.path), turn.n_tokens)
+        return PromptHistory(len(turn.path), turn.n_tokens, kept_tools=self.kept_tools)
 
     def take(self, delta: TextDelta) -> None:
         self._deltas.append(delta)
@@ -220,6 +236,7 @@ class OpenTurn:
         answer = Message("assistant", self._begins + response.text, response.calls)
         turn = Turn(
             conversation.digest_with(answer),
+            conversation.tools,
             parent,
             array("i", tokens[parent.n_tokens if parent is not None else 0 : -1]),
             (*self._reasonings, response.reasoning.strip()),
@@ -255,7 +272,8 @@ class History:
             same = (
                 each
                 for each in self._turns.get(turn.digest, ())
-                if (each.parent, each.tokens, each.reasonings) == (turn.parent, turn.tokens, turn.reasonings)
+                if (each.parent, each.tokens, each.reasonings, each.tools)
+                == (turn.parent, turn.tokens, turn.reasonings, turn.tools)
             )
             turn = next(same, turn)
             self._use(turn)
@@ -284,6 +302,7 @@ class History:
         """Return the turns whose tokens these are or begin with, as data for later processes."""
         found: dict[Turn | None, tuple[int, int]] = {None: (-1, 0)}  # turn -> its place in the data, its last token
         data: list[list[object]] = []
+        tools: dict[tuple[Tool, ...], int] = {}  # -> their place in the data
         with self._lock:
             for turn in reversed(self._order):  # a parent before its children
                 _, start = found.get(turn.parent, (0, len(tokens)))
@@ -291,8 +310,9 @@ class History:
                 if not turn.private and turn.parent in found and tokens[start:end] == turn.tokens.tolist():
                     place = found[turn.parent][0]
                     found[turn] = len(data), end
-                    data.append([turn.digest.hex(), place, end, turn.reasonings, turn.reasons, turn.keeps])
-        return json.dumps(data).encode()
+                    number = tools.setdefault(turn.tools, len(tools))
+                    data.append([turn.digest.hex(), number, place, end, turn.reasonings, turn.reasons, turn.keeps])
+        return json.dumps({"tools": [*tools], "turns": data}).encode()
 
     def _load(self) -> None:
         """Add the turns of saved states."""
@@ -301,12 +321,20 @@ class History:
         self._is_loaded = True
         for tokens, data in self.saved():
             found: list[Turn] = []
-            for digest, place, end, reasonings, *flags in load_json(data or b"[]"):
+            saved = load_json(data or b"{}")
+            tools = [tuple(Tool(*each) for each in some) for some in saved.get("tools", ())]
+            for digest, number, place, end, reasonings, *flags in saved.get("turns", ()):
                 parent = found[place] if place >= 0 else None
                 start = parent.n_tokens if parent is not None else 0
                 reasons, keeps = flags
                 turn = Turn(
-                    bytes.fromhex(digest), parent, array("i", tokens[start:end]), (*reasonings,), reasons, keeps
+                    bytes.fromhex(digest),
+                    tools[number],
+                    parent,
+                    array("i", tokens[start:end]),
+                    (*reasonings,),
+                    reasons,
+                    keeps,
                 )
                 found.append(self.add(turn))
 
@@ -329,6 +357,21 @@ class History:
 
     def _known(self, conversation: Conversation, n_messages: int) -> list[Turn]:
         """Return the turns that end with a message of the conversation, the last used one first."""
+        return [turn for turn in self._equal(conversation, n_messages) if turn.tools == conversation.tools]
+
+    def tools_of(self, conversation: Conversation) -> tuple[Tool, ...]:
+        """Return the tools with which the conversation was last answered; none if it was not, or had none."""
+        if not any(message.role == "assistant" for message in conversation.messages):
+            return ()
+        self._load()
+        with self._lock:
+            for n_messages in range(len(conversation.messages), 0, -1):
+                if known := self._equal(conversation, n_messages):
+                    return known[0].tools
+        return ()
+
+    def _equal(self, conversation: Conversation, n_messages: int) -> list[Turn]:
+        """Return the turns that end with a message of the conversation, with whatever tools."""
         following = conversation.messages[n_messages : n_messages + 1]
         if any(each.role == "assistant" for each in following):  # some templates write both as one message
             return []

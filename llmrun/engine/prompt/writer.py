@@ -65,6 +65,7 @@ _MAX_OPTIONS = 256
 # Shares of the context window. In longer prompts than the first, the template writes earlier turns in its own form,
 # without their reasoning, if that saves the second.
 _ROOMY, _WORTHWHILE = 3 / 4, 1 / 16
+_ANSWER_ROOM = 2048  # tokens of an answer, for which tools that a request left out make room
 
 
 class TokenizedPrompt(NamedTuple):
@@ -76,6 +77,7 @@ class TokenizedPrompt(NamedTuple):
     turn: OpenTurn | None = None  # of a conversation
     accepted: tuple[Event, ...] = ()  # about its images and audio
     n_more: int = 0  # tokens after these, in a prompt that is much longer than the window
+    asked: AnswerRequest | None = None  # with the tools that it left out of the conversation; None: as it was
 
     @property
     def n_tokens(self) -> int:
@@ -129,13 +131,34 @@ class PromptWriter:
         return prompt
 
     def _written(self, generate: Generate, send: Callable[[Event], None]) -> TokenizedPrompt:
-        """Return the prompt of a conversation."""
+        """Return the prompt of a conversation.
+
+        A request without tools that goes on with a conversation that had some is answered from its prompt, tools
+        described and none called: agents ask so for a summary, and would wait for the whole conversation again.
+        """
+        prompt = self._with_history(generate, send)
+        request, kept = generate.asked, prompt.asked
+        if kept is not None and prompt.turn is not None:
+            room = request.limits.max_tokens or _ANSWER_ROOM
+            if prompt.n_tokens + min(room, _ANSWER_ROOM) > self._n_ctx:
+                return self._with_history(generate, send, keeps_tools=False)
+            prompt.turn.kept_tools = len(kept.tools)
+        return prompt
+
+    def _with_history(
+        self, generate: Generate, send: Callable[[Event], None], *, keeps_tools: bool = True
+    ) -> TokenizedPrompt:
         request = generate.asked
         render = partial(self._render, generate, send)
         messages, salt = self._readable(request.messages), self.salt(request, self.adapters_for(request.adapters))
         tools = request.tools if tells_tools(request) else ()
-        context = self.chat_template(request.template).source, salt, tools, self._options(generate, send)
-        conversation = Conversation(context, messages, private=bool(salt.private))
+        context = self.chat_template(request.template).source, salt, self._options(generate, send)
+        conversation = Conversation(context, messages, tools, private=bool(salt.private))
+        keeps_tools &= not tools and request.keep_reasoning is not False
+        if keeps_tools and (kept := self.history.tools_of(conversation)):
+            conversation.tools = kept
+            request = replace(request, tools=kept, tool_choice="none")
+            render = partial(self._render, generate._replace(asked=request), send)
         keeps = request.keep_reasoning
         if keeps is None and any(message.role == "assistant" for message in messages):
             keeps = conversation.has_calls or keeps_reasoning(partial(render, keeps=None, is_trial=True))
@@ -151,7 +174,7 @@ class PromptWriter:
                 prompt = shorter
                 if shorter.turn is not None:
                     shorter.turn.is_shortened = True
-        return prompt
+        return prompt if request is generate.asked else prompt._replace(asked=request)
 
     def _render(
         self,

@@ -54,7 +54,7 @@ def show_context(
     history = counted.history
     if history is not None and history.is_shortened:
         output.note("The window gets narrow: reasoning of earlier turns is left out.")
-    elif history is not None:
+    elif history is not None and history.tokens:
         output.note(f"The first {history.tokens:,} tokens stand as they were computed and generated.")
 
 

@@ -29,7 +29,7 @@ from llmrun.engine.prompt.control_texts import Part
 from llmrun.engine.prompt.history import Conversation, History, Turn
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerRequest, Message, PromptHistory, Tool, ToolCall
-from llmrun.protocol.params import Limits
+from llmrun.protocol.params import Limits, SamplingParams
 
 THINKS = """{{ mood }}{%- set last = namespace(question=-1) -%}
 {%- for message in messages if message.role == 'user' %}{% set last.question = messages.index(message) %}{% endfor -%}
@@ -361,6 +361,56 @@ def test_where_the_end_cannot_be_told_the_template_writes_all_with_the_reasoning
         assert second.prompt[: len(first.prompt)] == first.prompt
 
 
+# ---- a summary, for which an agent leaves out its tools ------------------------------------------------------
+
+SUMMARY = Message("user", "Summarize what was done.")
+
+
+def test_a_summary_goes_on_from_the_prompt_with_tools(talk: Answering) -> None:
+    answers = loop(talk, without_reasoning)
+    asked = [SYSTEM, QUESTION, *_rest(answers), SUMMARY]
+    found = talk.ask(asked, says="A wall was found.")
+    assert found.computed == new_tokens(found, answers[3]) < 80
+    assert found.started.history is not None
+    assert found.started.history.kept_tools == len(TOOLS)
+    assert found.message == Message("assistant", "A wall was found.")
+    asked += [found.message, Message("user", "Shorter.")]
+    again = talk.ask(asked, says="A wall.")
+    assert again.computed == new_tokens(again, found) < 60
+    with_tools = talk.ask([*asked[:-2], Message("user", "Now go on.")], says="Yes.", tools=TOOLS)
+    assert with_tools.started.history is not None
+    assert with_tools.started.history.kept_tools == 0
+
+
+def test_no_tool_is_called_in_a_summary(talk: Answering) -> None:
+    answers = loop(talk)
+    for seed in range(4):
+        found = talk.ask(
+            [SYSTEM, QUESTION, *_rest(answers), SUMMARY], limits=Limits(40), sampling=SamplingParams(seed=seed)
+        )
+        assert not found.message.tool_calls
+
+
+@pytest.mark.parametrize("change", [{"salt": "b"}, {"keep_reasoning": False}])
+def test_a_summary_of_others_or_in_the_form_of_the_template(
+    model: Path, talk: Answering, change: dict[str, Any]
+) -> None:
+    asked = [SYSTEM, QUESTION, *_rest(loop(talk, salt="a")), SUMMARY]
+    found = talk.ask(asked, says="?", **{"salt": "a", **change})
+    assert found.prompt == fresh_prompt(model, asked, **change)
+    assert found.started.history is None
+
+
+def test_tools_make_room_for_a_summary(model: Path) -> None:
+    with answering(model, THINKS, n_ctx=4096) as wide:
+        most = len(loop(wide)[3].prompt)
+    with answering(model, THINKS, n_ctx=most + 200) as talk:
+        asked = [SYSTEM, QUESTION, *_rest(loop(talk)), SUMMARY]
+        found = talk.ask(asked, says="?", limits=Limits(1000))
+        assert found.started.history is None or found.started.history.kept_tools == 0
+        assert "Looks." not in talk.text(found.prompt)
+
+
 # ---- a restart -----------------------------------------------------------------------------------------------
 
 
@@ -379,13 +429,15 @@ def test_after_a_restart_the_saved_turns_stand_again(model: Path, tmp_path: Path
         else:
             assert found.computed == new_tokens(found, answers[3]) < 60
             assert "I should look" in talk.text(found.prompt)
+            summary = talk.ask([*messages[:-1], SUMMARY], says="So.")
+            assert summary.computed <= new_tokens(summary, answers[3]) < 80
 
 
 # ---- the tree ------------------------------------------------------------------------------------------------
 
 
 def _turn(number: int, parent: Turn | None = None, size: int = 10) -> Turn:
-    return Turn(bytes([number]), parent, array("i", [number] * size), ("",), reasons=False, keeps=False)
+    return Turn(bytes([number]), (), parent, array("i", [number] * size), ("",), reasons=False, keeps=False)
 
 
 def test_the_least_recently_used_turns_are_forgotten_children_first() -> None:
