@@ -218,6 +218,28 @@ class OpenTurn:
         turn = self.beginning.turn
         return PromptHistory(len(turn.path), turn.n_tokens, kept_tools=self.kept_tools)
 
+    def remember(self, messages: Sequence[Message], tokens: Sequence[int]) -> None:
+        """Remember the beginning of the prompt, whose last message is an answer.
+
+        Args:
+            messages: that stand in it, with their reasoning.
+            tokens: of it, without the end token of the answer.
+        """
+        turn, n_known = self.beginning or (None, 0)
+        conversation = self._conversation
+        self._tree.add(
+            Turn(
+                conversation.digests[len(messages)],
+                conversation.tools,
+                turn,
+                array("i", tokens[turn.n_tokens if turn is not None else 0 :]),
+                _reasonings(messages[n_known:]),
+                reasons=self.reasons,
+                keeps=self.keeps,
+                private=conversation.private,
+            )
+        )
+
     def take(self, delta: TextDelta) -> None:
         self._deltas.append(delta)
 

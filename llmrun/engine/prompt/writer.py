@@ -121,32 +121,33 @@ class PromptWriter:
             ContextOverflowError: the prompt is much longer than the window, and is not only counted.
         """
         request = generate.asked
-        prompt = self._plain_prompt(request) if request.prompt is not None else self._written(generate, send)
+        is_plain = request.prompt is not None
+        prompt = self._plain_prompt(request) if is_plain else self._written(generate, send, is_counted)
         if prompt.n_more and not is_counted:
             raise ContextOverflowError.of_prompt(prompt.n_tokens, self._n_ctx)
         for event in () if is_counted else prompt.accepted:
             send(event)
         if not prompt.tokens:
-            raise _empty_prompt(is_plain=request.prompt is not None)
+            raise _empty_prompt(is_plain=is_plain)
         return prompt
 
-    def _written(self, generate: Generate, send: Callable[[Event], None]) -> TokenizedPrompt:
+    def _written(self, generate: Generate, send: Callable[[Event], None], is_counted: bool) -> TokenizedPrompt:
         """Return the prompt of a conversation.
 
         A request without tools that goes on with a conversation that had some is answered from its prompt, tools
         described and none called: agents ask so for a summary, and would wait for the whole conversation again.
         """
-        prompt = self._with_history(generate, send)
+        prompt = self._with_history(generate, send, remembers=not is_counted)
         request, kept = generate.asked, prompt.asked
         if kept is not None and prompt.turn is not None:
             room = request.limits.max_tokens or _ANSWER_ROOM
             if prompt.n_tokens + min(room, _ANSWER_ROOM) > self._n_ctx:
-                return self._with_history(generate, send, keeps_tools=False)
+                return self._with_history(generate, send, remembers=not is_counted, keeps_tools=False)
             prompt.turn.kept_tools = len(kept.tools)
         return prompt
 
     def _with_history(
-        self, generate: Generate, send: Callable[[Event], None], *, keeps_tools: bool = True
+        self, generate: Generate, send: Callable[[Event], None], *, remembers: bool, keeps_tools: bool = True
     ) -> TokenizedPrompt:
         request = generate.asked
         render = partial(self._render, generate, send)
@@ -174,7 +175,34 @@ class PromptWriter:
                 prompt = shorter
                 if shorter.turn is not None:
                     shorter.turn.is_shortened = True
+        if remembers:
+            self._remember(conversation, prompt, render, keeps)
         return prompt if request is generate.asked else prompt._replace(asked=request)
+
+    def _remember(
+        self,
+        conversation: Conversation,
+        prompt: TokenizedPrompt,
+        render: Callable[..., list[Part | Media]],
+        keeps: bool | None,
+    ) -> None:
+        """Remember a conversation up to its last answer as it stands in a prompt, if a client wrote that answer.
+
+        The template would leave out its reasoning after the next question, and all after it would be new. A client
+        writes answers that came from elsewhere, or were changed.
+        """
+        turn, messages = prompt.turn, conversation.messages
+        n_known = turn.beginning.n_messages if turn is not None and turn.beginning is not None else 0
+        n_messages = max((index + 1 for index, each in enumerate(messages) if each.role == "assistant"), default=0)
+        if turn is None or not turn.reasons or prompt.media or prompt.n_more or n_messages <= n_known:
+            return
+        messages = self.history.with_reasoning(conversation, turn.beginning)
+        trial, whole = partial(render, keeps=keeps, is_trial=True), partial(render, keeps=keeps)
+        # Where no end token follows a call, it ends with the brace of its arguments here.
+        parts = after_answer(messages, n_messages, trial, whole, {*self._end_texts}, "}")
+        after = self._tokens(parts, _without_media, prompt.tokens[:1])[0][1:] if parts else []
+        if after and prompt.tokens[-len(after) :] == after:
+            turn.remember(messages[:n_messages], prompt.tokens[: -len(after)])
 
     def _render(
         self,
@@ -559,6 +587,10 @@ def _forget_oldest(remembered: dict[Any, Any], limit: int) -> None:
     """Make room for one more."""
     while len(remembered) >= limit:
         del remembered[next(iter(remembered))]
+
+
+def _without_media(media: Media) -> Pieces:
+    raise AssertionError("a prompt with media is not remembered")
 
 
 def _empty_prompt(*, is_plain: bool) -> UsageError:

@@ -47,6 +47,10 @@ THINKS = """{{ mood }}{%- set last = namespace(question=-1) -%}
 {%- endfor -%}
 {{ '<|im_start|>assistant\\n' }}"""  # noqa: E501
 """A template that leaves out reasoning before the last question, as most do."""
+ENDLESS = THINKS.replace("""{{ '<|im_end|>\\n' }}
+{%- endfor""", """{{ '<|im_end|>\\n' if not message.tool_calls else '' }}
+{%- endfor""")  # fmt: skip
+"""Without an end token after a call."""
 TOOLS = (Tool("look", "Looks.", '{"type": "object", "properties": {"at": {}}}'),)
 SYSTEM, QUESTION = Message("system", "Be brief. " * 20), Message("user", "What is there?")
 CALL = '<tool_call>\n{"name": "look", "arguments": {"at":   [1, "a b"]}}\n</tool_call>'
@@ -144,6 +148,29 @@ def test_the_next_question_after_eight_calls(shapes: dict[str, Path], shape: str
             messages += [] if calls else [Message("user", "And behind it?")]
     assert [each.computed for each in answers[1:]] == [new_tokens(*pair[::-1]) for pair in itertools.pairwise(answers)]
     assert answers[-1].computed < 0.05 * len(answers[-1].prompt)
+
+
+@pytest.mark.parametrize("template", [THINKS, ENDLESS], ids=["end token", "no end token after a call"])
+def test_the_next_question_after_answers_that_a_client_wrote(model: Path, template: str) -> None:
+    """A conversation that came from elsewhere: what stood of it in a prompt stays, its reasoning too."""
+    assert ENDLESS != THINKS
+    messages = [SYSTEM, QUESTION]
+    with answering(model, template, n_ctx=8192) as talk:
+        talk.ask(messages, says="?", tools=TOOLS)
+        for number in range(6):
+            call = ToolCall(f"c{number}", "look", f'{{"at": {number}}}')
+            messages += [
+                Message("assistant", "", (call,), reasoning="I should look. " * 20),
+                Message("tool", "A wall. " * 10, tool_call_id=call.id),
+            ]
+            found = talk.ask(messages, says="?", tools=TOOLS)
+            assert talk.text(found.prompt).count("I should look. ") == 20 * (number + 1)
+        messages += [Message("assistant", "A wall.", reasoning="So it is."), Message("user", "And behind it?")]
+        asked = talk.ask(messages, says="Nothing.", tools=TOOLS)
+        assert talk.text(asked.prompt).count("I should look. ") == 120
+        assert asked.computed < 0.05 * len(asked.prompt)
+        plain = talk.ask(messages, says="Nothing.", tools=TOOLS, keep_reasoning=False)
+        assert "I should look" not in talk.text(plain.prompt)
 
 
 def test_an_answer_and_a_count_say_what_stands(talk: Answering) -> None:
@@ -351,11 +378,7 @@ def test_of_two_equal_answers_the_one_whose_reasoning_is_sent_stands(talk: Answe
 
 
 def test_where_the_end_cannot_be_told_the_template_writes_all_with_the_reasoning(model: Path) -> None:
-    endless = THINKS.replace("""{{ '<|im_end|>\\n' }}
-{%- endfor""", """{{ '<|im_end|>\\n' if not message.tool_calls else '' }}
-{%- endfor""")  # fmt: skip
-    assert endless != THINKS
-    with answering(model, endless, n_ctx=4096) as talk:
+    with answering(model, ENDLESS, n_ctx=4096) as talk:
         first, second, *_ = loop(talk, without_reasoning)
         assert "I should look" in talk.text(second.prompt)
         assert second.prompt[: len(first.prompt)] == first.prompt
