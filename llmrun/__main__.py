@@ -24,7 +24,7 @@ def main() -> None:
 
         launch.prestart()
         if arguments[0] == "tokenize":
-            from llmrun.insight.tokens import open_vocabulary_ahead
+            from llmrun.lab.insight.tokens import open_vocabulary_ahead
 
             open_vocabulary_ahead(arguments[1])
         elif _loads_named_model(arguments):

@@ -55,7 +55,7 @@ def complete_bench(context: typer.Context, incomplete: str) -> list[str]:
 
 def complete_result(incomplete: str) -> list[tuple[str, str]]:
     """Complete numbers of the bench history, with a description each."""
-    from llmrun.bench.history import History
+    from llmrun.lab.bench.history import History
 
     try:
         with History(load_settings()) as history:

@@ -55,8 +55,8 @@ from llmrun.ui.views.serve import ServeView, TimedLines
 
 if TYPE_CHECKING:
     from llmrun.chat.passages import FolderIndex
-    from llmrun.insight.explain import ExplainedAnswer
-    from llmrun.insight.merges import MergeRule
+    from llmrun.lab.insight.explain import ExplainedAnswer
+    from llmrun.lab.insight.merges import MergeRule
     from llmrun.planning.pairs import DraftFile
     from llmrun.protocol.params import SamplingParams
     from llmrun.server.page.tools import PageTools
@@ -401,7 +401,7 @@ def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) ->
 
 
 def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
-    from llmrun.ui.views.explain import explain_page
+    from llmrun.lab.views.explain import explain_page
 
     return explain_page(found, sampling, rule)
 

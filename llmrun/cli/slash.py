@@ -459,8 +459,8 @@ def why(chat: Chat, argument: str) -> None:
 def explain(chat: Chat, argument: str) -> None:
     """Print how the model made the last answer."""
     model = _with_last_answer(chat, "/explain")
-    from llmrun.insight.explain import explain_answer
-    from llmrun.ui.views.explain import show_explained
+    from llmrun.lab.insight.explain import explain_answer
+    from llmrun.lab.views.explain import show_explained
 
     with Activity(chat.output) as activity:
         activity.show("computing every step again")

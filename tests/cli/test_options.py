@@ -136,7 +136,7 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def app_of(command: str) -> typer.Typer:
     entry = COMMANDS[command]
     app = typer.Typer()
-    app.command()(getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
+    app.command()(getattr(import_module(f"llmrun.{entry.module}"), entry.function))
     return app
 
 

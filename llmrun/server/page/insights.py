@@ -20,8 +20,8 @@ from starlette.routing import Route
 
 from llmrun.chat.store.turns import Answer
 from llmrun.errors import CancelledError, UsageError
-from llmrun.insight.explain import MOST_TOKENS, PAGE_CANDIDATES, ExplainedAnswer, explain_answer
-from llmrun.insight.merges import MergeRule, merge_rule
+from llmrun.lab.insight.explain import MOST_TOKENS, PAGE_CANDIDATES, ExplainedAnswer, explain_answer
+from llmrun.lab.insight.merges import MergeRule, merge_rule
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
 from llmrun.protocol.answer import logprob_entries
