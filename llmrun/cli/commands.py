@@ -1,12 +1,13 @@
 """The table of commands: module, panel and one-line help of each, as data that imports none of them.
 
 The help of all commands and the completion of names read only this table. A command's module is imported when the
-command is called or its own help is shown.
+command is called or its own help is shown. This is the only door to the laboratory (llmrun.lab).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple
 
 
 class CommandEntry(NamedTuple):
@@ -16,6 +17,10 @@ class CommandEntry(NamedTuple):
     module: str  # in llmrun
     function: str  # the name of its function or Typer app there
     help: str
+
+    def load(self) -> Any:
+        """Import the module, and return the function or the app."""
+        return getattr(import_module(f"llmrun.{self.module}"), self.function)
 
 
 TALK, SERVE, MODELS, SMALLER = "Talk", "Serve", "Models", "Make smaller"
@@ -122,6 +127,12 @@ BENCH_COMMANDS = {
     "bench rm": CommandEntry("", "lab.cli.bench_history", "remove", "Remove results from the history."),
 }
 """Commands of two words; other words after `bench` are models."""
+
+EXPLAIN_IN_CHAT = CommandEntry(
+    "", "lab.cli.explain", "explain_last_answer", "Show how the model made the last answer, from tokens to choices."
+)
+EXPLAIN_ON_PAGE = CommandEntry("", "lab.cli.explain", "explain_for_page", "Explain an answer of the page.")
+"""What chats and the server's page open of the laboratory."""
 
 ALIASES = {
     "ls": "list",

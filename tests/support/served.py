@@ -16,7 +16,7 @@ import pytest
 
 from llmrun.chat.passages import FolderIndex
 from llmrun.config import load_settings
-from llmrun.lab.views.explain import explain_page
+from llmrun.lab.cli.explain import explain_for_page
 from llmrun.model import Model
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.runner.launch import EngineHandle
@@ -117,7 +117,7 @@ class LiveServer:
         self._serving = Serving(
             self._options,
             load_settings(),
-            explain_page=explain_page,
+            explain=explain_for_page,
             tools=self._tools,
             index=self._index,
             on_served=self.served.append,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmrun.cli.completion import complete_result, complete_words
+from llmrun.cli.completion import complete_words
 from llmrun.cli.options import JsonOption, OutputFileYesOption, check_output_file
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, UsageError
@@ -22,6 +22,7 @@ from llmrun.lab.views.bench import bench_page, show_entries, show_result
 from llmrun.lab.views.bench import show_comparison as show_view
 from llmrun.storage import write_whole
 from llmrun.ui.terminal.output import Output
+from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
     from llmrun.lab.bench.results import Result
@@ -41,6 +42,16 @@ FormatOption = Annotated[
         autocompletion=complete_words(*FORMATS),
     ),
 ]
+
+
+def complete_result(incomplete: str) -> list[tuple[str, str]]:
+    """Complete numbers of the bench history, with a description each."""
+    try:
+        with History(load_settings()) as history:
+            offers = {str(entry.number): f"{', '.join(entry.models)}: {entry.tests}" for entry in history.all()}
+    except LlmrunError:
+        return []
+    return [(number, clean(text)) for number, text in offers.items() if number.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,12 +25,14 @@ from llmrun.cli.run import PromptArgument, RawOption, as_request, read_prompt
 from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.lab.cli.bench_history import put
-from llmrun.lab.insight.explain import CANDIDATES, MOST_TOKENS, PAGE_CANDIDATES, explain_answer
+from llmrun.lab.insight.explain import CANDIDATES, PAGE_CANDIDATES, JobRunner, explain_answer
 from llmrun.lab.insight.merges import merge_rule
 from llmrun.lab.views.explain import explain_page, show_explained
+from llmrun.model import Model
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.messages import AnswerRequest, Finished
-from llmrun.protocol.params import Limits
+from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.questions import MOST_CHOICES
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
@@ -61,7 +63,7 @@ def explain(
     each token; --json prints them as numbers.
     """
 
-    require_within("--answer", answer, (1, MOST_TOKENS))
+    require_within("--answer", answer, (1, MOST_CHOICES))
     output = Output(json=json)
     if html is not None:
         _check_page(html, json=json)
@@ -69,7 +71,7 @@ def explain(
     if loading.preferences.workers:
         raise UsageError("explain needs all layers on this machine", hint="leave out --rpc")
     text = read_prompt(output, prompt or [], "explain")
-    request = AnswerRequest(limits=Limits(answer), remember=MOST_TOKENS)
+    request = AnswerRequest(limits=Limits(answer), remember=MOST_CHOICES)
     with open_model(output, model, loading) as loaded:
         request = as_request(output, loaded, text, AnswerOptions(system, request, None, "hide", True), raw=raw)
         request = replace(request, sampling=loaded.sampling(flags)[0], speculation=loaded.drafting.speculation())
@@ -89,6 +91,21 @@ def explain(
         output.result_json(as_dict(found))
         return
     show_explained(output, found)
+
+
+def explain_last_answer(output: Output, model: Model) -> None:
+    """Print how a model made its last answer, which a chat asked for."""
+    with Activity(output) as activity:
+        activity.show("computing every step again")
+        found = explain_answer(model)
+    show_explained(output, found)
+
+
+def explain_for_page(model: Model, measuring: tuple[JobRunner, int]) -> Callable[[SamplingParams], str]:
+    """Explain an answer for the server's page, see server.page.insights.Explain."""
+    found = explain_answer(model, measuring, everywhere=True, candidates=PAGE_CANDIDATES)
+    rule = merge_rule(model.path)
+    return lambda sampling: explain_page(found, sampling, rule)
 
 
 def _check_page(file: Path, *, json: bool) -> None:

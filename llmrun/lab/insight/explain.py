@@ -16,11 +16,10 @@ from llmrun.protocol.jobs import JobKind
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.jobs.explain import EXPLAIN, ExplainRun, RunCollected
 from llmrun.protocol.jobs.machine import LIMITS, MeasureLimits
-from llmrun.protocol.questions import EXPLAIN_CHOICES, Choice, ExplainChoices
+from llmrun.protocol.questions import EXPLAIN_CHOICES, MOST_CHOICES, Choice, ExplainChoices
 
 _Command = TypeVar("_Command")
 _Result = TypeVar("_Result")
-MOST_TOKENS = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored
 CANDIDATES = 5
 PAGE_CANDIDATES = 200
 """Candidates of each choice for a page, which computes the effect of other sampler settings from them."""
@@ -77,7 +76,7 @@ def explain_answer(
         OutOfMemoryError: a second context does not fit.
     """
     engine, answer = measuring or model.last_answer()
-    choices = engine.do(EXPLAIN_CHOICES, ExplainChoices(answer, MOST_TOKENS, candidates)).choices
+    choices = engine.do(EXPLAIN_CHOICES, ExplainChoices(answer, MOST_CHOICES, candidates)).choices
     run = engine.do(EXPLAIN, ExplainRun(answer, everywhere))
     watched = BenchTest(n_prompt=len(run.tokens) - run.first, n_depth=run.first)
     prefill, decode = machine_limits(model, engine, watched, BenchTest(n_gen=1, n_depth=len(run.tokens) - 1))

@@ -8,14 +8,10 @@ from __future__ import annotations
 import codecs
 import unicodedata
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from llmrun.config import load_settings
-from llmrun.errors import LlmrunError
-from llmrun.models.location import locate
 from llmrun.protocol.jobs.text import TOKENIZE, TextTokens, TokenizeText
 from llmrun.runner import client
 
@@ -58,17 +54,6 @@ class ScriptCount:
     n_bytes: int
     tokens: int  # a token counts for the script of its first letter
     words: int | None  # None for scripts without spaces between words
-
-
-def open_vocabulary_ahead(name: str) -> None:
-    """Make the prestarted engine load a model's vocabulary while the command line is still being parsed.
-
-    Errors are ignored: the command itself raises them again later.
-    """
-    with suppress(LlmrunError):
-        path = locate(name, load_settings()).path
-        if path is not None and path.is_file():
-            client.prestarted().begin(TOKENIZE, TokenizeText(str(path.absolute()), "", special=False))
 
 
 def tokenize_text(engine: client.EngineClient, path: Path, text: str, *, special: bool) -> TokenizedFile:

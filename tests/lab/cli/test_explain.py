@@ -102,7 +102,6 @@ def test_a_terminal_sees_that_something_is_computed(
     output = Output(
         stdin=io.StringIO(), stdout=io.StringIO(), stderr=stderr, environment={"TERM": "xterm", "COLUMNS": "80"}
     )
-    monkeypatch.setattr("llmrun.lab.insight.explain.explain_answer", explained)
     monkeypatch.setattr("llmrun.lab.cli.explain.explain_answer", explained)
     monkeypatch.setattr("llmrun.lab.cli.explain.Output", lambda json=False: output)
     assert llmrun("explain", "hello the world", "--raw", "--answer", "2").exit_code == 0
@@ -110,6 +109,6 @@ def test_a_terminal_sees_that_something_is_computed(
     chat = SimpleNamespace(output=output)
     stderr.truncate(0)
     monkeypatch.setattr(slash, "_with_last_answer", lambda chat, command: None)
-    monkeypatch.setattr("llmrun.lab.views.explain.show_explained", lambda output, found: None)
+    monkeypatch.setattr("llmrun.lab.cli.explain.show_explained", lambda output, found: None)
     slash.explain(chat, "")  # type: ignore[arg-type]
     assert seen == [True, True]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
 
+from llmrun.__main__ import _load_vocabulary_ahead
 from llmrun.errors import BadModelError
 from llmrun.lab.insight.tokens import (
     ScriptCount,
     Token,
     groups,
-    open_vocabulary_ahead,
     script_counts,
     tokenize_text,
 )
@@ -62,7 +62,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.E
 @pytest.mark.usefixtures("package_on_path")
 def test_a_vocabulary_opened_ahead_gives_the_same_tokens(engine: client.EngineClient, tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", spelling_model())
-    open_vocabulary_ahead(str(path))
+    _load_vocabulary_ahead(str(path))
     found = tokenize_text(engine, path, "hi", special=False)
     assert [token.id for token in found.tokens] == [SPELLING_VOCABULARY.index("\u2581hi")]
 
@@ -70,8 +70,8 @@ def test_a_vocabulary_opened_ahead_gives_the_same_tokens(engine: client.EngineCl
 @pytest.mark.usefixtures("package_on_path")
 @pytest.mark.parametrize("name", ["not-a-model-at-all", "--json"])
 def test_a_wrong_guess_is_no_error(engine: client.EngineClient, tmp_path: Path, name: str) -> None:
-    open_vocabulary_ahead(name)
+    _load_vocabulary_ahead(name)
     bad = write(tmp_path / "bad.gguf", b"GGUF nothing")
-    open_vocabulary_ahead(str(bad))
+    _load_vocabulary_ahead(str(bad))
     with pytest.raises(BadModelError):
         tokenize_text(engine, bad, "hi", special=False)
