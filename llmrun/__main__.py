@@ -24,9 +24,7 @@ def main() -> None:
 
         launch.prestart()
         if arguments[0] == "tokenize":
-            from llmrun.insight.tokens import open_vocabulary_ahead
-
-            open_vocabulary_ahead(arguments[1])
+            _load_vocabulary_ahead(arguments[1])
         elif _loads_named_model(arguments):
             _load_ahead(arguments[1])
     from llmrun.cli.main import run
@@ -78,6 +76,22 @@ def _load_ahead(name: str) -> None:
             if not loads_as_usual(path, folder):
                 return
         launch.preload(str(path.absolute()))
+
+
+def _load_vocabulary_ahead(name: str) -> None:
+    """Let the prestarted engine load a model's vocabulary, and no weights, while the command line is parsed."""
+    from contextlib import suppress
+
+    from llmrun.config import load_settings
+    from llmrun.errors import LlmrunError
+    from llmrun.models.location import locate
+    from llmrun.protocol.jobs.text import TOKENIZE, TokenizeText
+    from llmrun.runner import client
+
+    with suppress(LlmrunError):
+        path = locate(name, load_settings()).path
+        if path is not None and path.is_file():
+            client.prestarted().begin(TOKENIZE, TokenizeText(str(path.absolute()), "", special=False))
 
 
 if __name__ == "__main__":

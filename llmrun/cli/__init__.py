@@ -1,1 +1,1 @@
-"""The command line: Typer lives only here."""
+"""The command line: Typer lives only here and in lab/cli/."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +38,7 @@ class RootCommand(TyperGroup):
         completed = completes(os.environ)
         if completed == "command" or (completed == "model" and name in _MODEL_FIRST):
             return _command(name, entry, _name_bench if name == "bench" else _name_model)
-        return _command(name, entry, getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
+        return _command(name, entry, entry.load())
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of the arguments.

@@ -14,7 +14,6 @@ import typer
 
 from llmrun.config import config_file, load_settings, model_aliases, read_toml
 from llmrun.errors import LlmrunError
-from llmrun.ui.terminal.sanitize import clean
 
 COMPLETE = "_LLMRUN_COMPLETE"
 """Set by the shell when it wants completions; its value says which shell it is."""
@@ -51,18 +50,6 @@ def complete_bench(context: typer.Context, incomplete: str) -> list[str]:
     """Complete what follows `llmrun bench`: models and actions."""
     actions = () if context.params.get("models") else BENCH_ACTIONS
     return [*(word for word in actions if word.startswith(incomplete)), *complete_model(incomplete)]
-
-
-def complete_result(incomplete: str) -> list[tuple[str, str]]:
-    """Complete numbers of the bench history, with a description each."""
-    from llmrun.bench.history import History
-
-    try:
-        with History(load_settings()) as history:
-            offers = {str(entry.number): f"{', '.join(entry.models)}: {entry.tests}" for entry in history.all()}
-    except LlmrunError:
-        return []
-    return [(number, clean(text)) for number, text in offers.items() if number.startswith(incomplete)]
 
 
 def complete_servers(incomplete: str) -> list[str]:

@@ -22,6 +22,7 @@ import typer
 
 from llmrun.cli import settings_file
 from llmrun.cli.background import LOG_VARIABLE, install_service, rotate, serve_in_background, uninstall_service
+from llmrun.cli.commands import EXPLAIN_ON_PAGE
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import loading_fields, preset_values
 from llmrun.cli.docs import DocsOptions, documents, open_documents
@@ -55,10 +56,10 @@ from llmrun.ui.views.serve import ServeView, TimedLines
 
 if TYPE_CHECKING:
     from llmrun.chat.passages import FolderIndex
-    from llmrun.insight.explain import ExplainedAnswer
-    from llmrun.insight.merges import MergeRule
+    from llmrun.model import Model
     from llmrun.planning.pairs import DraftFile
     from llmrun.protocol.params import SamplingParams
+    from llmrun.server.page.insights import EngineJobs
     from llmrun.server.page.tools import PageTools
     from llmrun.server.pool import PooledModel
     from llmrun.server.registry import ServerFile
@@ -400,10 +401,9 @@ def _show_loaded(view: ServeView, options: ServeOptions, pooled: PooledModel) ->
     view.loaded(pooled.name, model.n_ctx, options.preferences.parallel, model.loaded.load_seconds)
 
 
-def _explain_page(found: ExplainedAnswer, sampling: SamplingParams, rule: MergeRule | None) -> str:
-    from llmrun.ui.views.explain import explain_page
-
-    return explain_page(found, sampling, rule)
+def _explain(model: Model, measuring: tuple[EngineJobs, int]) -> Callable[[SamplingParams], str]:
+    write: Callable[[SamplingParams], str] = EXPLAIN_ON_PAGE.load()(model, measuring)
+    return write
 
 
 async def _run(
@@ -425,7 +425,7 @@ async def _run(
     serving = Serving(
         options,
         settings,
-        explain_page=_explain_page,
+        explain=_explain,
         tools=tools,
         index=index,
         on_served=view.served,

@@ -18,6 +18,7 @@ from llmrun.chat.store.export import export, format_for
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached, stream
 from llmrun.cli.beams import searched, show_rest
+from llmrun.cli.commands import EXPLAIN_IN_CHAT
 from llmrun.cli.completion import complete_model
 from llmrun.cli.docs import show_left_out
 from llmrun.cli.loading import open_chat_model
@@ -39,7 +40,6 @@ from llmrun.ui.answer.meter import summary
 from llmrun.ui.prompt.completion import Candidate, Completion, file_names
 from llmrun.ui.prompt.drafts import LEAVING_WORDS, unquoted
 from llmrun.ui.prompt.input import KEYS, USUAL_KEYS
-from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.format import counted, short
 from llmrun.ui.terminal.tables import show_facts
 from llmrun.ui.views.chat import least_certain, show_choice, show_context, show_passages, show_sampling, show_tools
@@ -459,13 +459,7 @@ def why(chat: Chat, argument: str) -> None:
 def explain(chat: Chat, argument: str) -> None:
     """Print how the model made the last answer."""
     model = _with_last_answer(chat, "/explain")
-    from llmrun.insight.explain import explain_answer
-    from llmrun.ui.views.explain import show_explained
-
-    with Activity(chat.output) as activity:
-        activity.show("computing every step again")
-        found = explain_answer(model)
-    show_explained(chat.output, found)
+    EXPLAIN_IN_CHAT.load()(chat.output, model)
 
 
 def _with_last_answer(chat: Chat, command: str) -> Model:

@@ -22,6 +22,9 @@ class TokenCount(NamedTuple):
     history: PromptHistory | None = None  # as in Started
 
 
+MOST_CHOICES = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored
+
+
 class ExplainChoices(NamedTuple):
     """Explain how the last tokens of a finished answer were chosen."""
 

@@ -33,7 +33,7 @@ from llmrun.server.listener import RECEIVE_SECONDS, Listener
 from llmrun.server.manage_routes import ManageRoutes
 from llmrun.server.metrics import ModelMetrics, ServerMetrics
 from llmrun.server.model_routes import ModelCatalog
-from llmrun.server.page.insights import ExplainPage
+from llmrun.server.page.insights import Explain
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
 from llmrun.server.pool import NO_ADAPTERS, NO_DEFAULTS, Pool, PooledModel, RequestDefaults, ServedAdapters
@@ -105,7 +105,7 @@ class Serving:
         on_loaded: called after every load of a model.
         on_failed: called if a model can't be loaded at the start.
         start: starts an engine process for a model.
-        explain_page: makes the page of an explained answer.
+        explain: explains an answer of the page.
         tools: that a model may call on the page.
         index: of documents whose passages go along with questions of the page.
     """
@@ -115,7 +115,7 @@ class Serving:
         options: ServeOptions,
         settings: Settings,
         *,
-        explain_page: ExplainPage,
+        explain: Explain,
         tools: PageTools | None = None,
         index: FolderIndex | None = None,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
@@ -147,7 +147,7 @@ class Serving:
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings, {name: path for name, (_, path) in files.items()})
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain_page, tools, options.presets, index)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain, tools, options.presets, index)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 

@@ -21,10 +21,10 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, dequantize
 
 from llmrun.gguf.reader import read_header
+from llmrun.lab.quantize.calibration import collect
+from llmrun.lab.quantize.evaluate import evaluate, read_text
+from llmrun.lab.quantize.job import QuantizeRequest, quantize
 from llmrun.planning.preferences import LoadPreferences
-from llmrun.quantize.calibration import collect
-from llmrun.quantize.evaluate import evaluate, read_text
-from llmrun.quantize.job import QuantizeRequest, quantize
 
 _BLOCK = 256
 _WIDTH, _HEADS, _KV_HEADS = "llama.embedding_length", "llama.attention.head_count", "llama.attention.head_count_kv"

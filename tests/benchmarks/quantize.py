@@ -27,7 +27,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from llmrun.gguf.reader import read_header
-from llmrun.quantize.types import FILE_TYPES, NEED_IMATRIX
+from llmrun.lab.quantize.types import FILE_TYPES, NEED_IMATRIX
 
 _POLL_SECONDS = 0.005
 _ROUNDS = 5

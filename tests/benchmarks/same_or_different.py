@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from llmrun import statistics
-from llmrun.bench import machine
+from llmrun.lab.bench import machine
 from llmrun.statistics import Verdict, compare
 
 SLOWER = 0.05
@@ -143,7 +143,7 @@ def engine() -> object:
 
 def measured(runner: object, path: Path, test: object, repetitions: int, *, warm_up: bool = False) -> Iterator[float]:
     """Tokens/s of each repetition."""
-    from llmrun.bench.cases import bench_settings
+    from llmrun.lab.bench.cases import bench_settings
     from llmrun.protocol.jobs.bench import BENCH, Bench
     from llmrun.protocol.loading import Load
 

@@ -1,10 +1,11 @@
-"""How large the code is: files, lines, records, functions, imports inside functions, of commits side by side.
+"""How large the code is: files, lines, records, constants, functions, inner imports, of commits side by side.
 
     python tests/benchmarks/sizes.py 73f3a358 HEAD
 
-Read from git, so that a commit need not be checked out. Places that state a parameter's facts are counted for --top-k:
-files of llmrun/ and native/ that quote its name, or give the name a type or a value; tests, comments and calls that
-only use it are none. hops.py counts its way to the sampler.
+Read from git, so that a commit need not be checked out. The runner is llmrun/ without the laboratory, llmrun/lab/. A
+constant is a number under a name in capitals at the top of a module. Places that state a parameter's facts are counted
+for --top-k: files of llmrun/ and native/ that quote its name, or give the name a type or a value; tests, comments and
+calls that only use it are none. hops.py counts its way to the sampler.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 FOLDERS = {"llmrun": ".py", "native": (".cpp", ".hpp"), "tests": ".py"}
+LABORATORY, CORE = "llmrun/lab/", "llmrun/engine/core/"
 _RECORD = {"dataclass", "NamedTuple"}
 _STATING = (".py", ".pyi", ".js", ".cpp", ".hpp")
 _COMMENT = re.compile(r'"""[\s\S]*?"""|//[^\n]*|(?m:^\s*#[^\n]*)')
@@ -58,6 +60,28 @@ def is_record(node: ast.ClassDef) -> bool:
     return bool(names & _RECORD)
 
 
+def is_number(value: ast.expr) -> bool:
+    """Return whether an expression is a number, or computed from one."""
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, (int, float)) and not isinstance(value.value, bool)
+    if isinstance(value, ast.BinOp):
+        return is_number(value.left) or is_number(value.right)
+    return isinstance(value, ast.UnaryOp) and is_number(value.operand)
+
+
+def constants(tree: ast.Module) -> Iterator[str]:
+    """Yield the names of a module's numeric constants."""
+    for node in tree.body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            names = {name.id: value for name, value in pairs if isinstance(name, ast.Name)}
+            yield from (name for name, value in names.items() if name.isupper() and is_number(value))
+
+
 def inner_imports(tree: ast.Module) -> Iterator[ast.stmt]:
     """Yield the imports inside functions."""
     for function in ast.walk(tree):
@@ -74,10 +98,22 @@ def figures(commit: str) -> dict[str, int]:
         found[f"{folder}/ lines"] = sum(text.count("\n") for text in texts.values())
         if folder != "llmrun":
             continue
+        runner = {name: text for name, text in texts.items() if not name.startswith(LABORATORY)}
+        found["runner files"] = len(runner)
+        found["runner lines"] = sum(text.count("\n") for text in runner.values())
         trees = {name: ast.parse(text) for name, text in texts.items()}
         nodes = [node for tree in trees.values() for node in ast.walk(tree)]
         modules = {name: text for name, text in texts.items() if not name.endswith("__init__.py")}
-        found["records"] = sum(isinstance(node, ast.ClassDef) and is_record(node) for node in nodes)
+        records = {
+            name: sum(isinstance(node, ast.ClassDef) and is_record(node) for node in ast.walk(tree))
+            for name, tree in trees.items()
+        }
+        found["records"] = sum(records.values())
+        found["records of the runner"] = sum(records[name] for name in runner)
+        counts = {name: len(list(constants(tree))) for name, tree in trees.items()}
+        found["constants"] = sum(counts.values())
+        found["constants of the runner"] = sum(counts[name] for name in runner)
+        found["constants in engine/core"] = sum(count for name, count in counts.items() if name.startswith(CORE))
         found["functions"] = sum(isinstance(node, _FUNCTIONS) for node in nodes)
         found["imports inside functions"] = len({id(node) for tree in trees.values() for node in inner_imports(tree)})
         found["modules under 40 lines"] = sum(text.count("\n") < 40 for text in modules.values())

@@ -20,8 +20,8 @@ import numpy as np
 
 from llmrun import _native
 from llmrun.config import load_settings
-from llmrun.insight.tokens import tokenize_text
-from llmrun.insight.watermark import find_watermark
+from llmrun.lab.insight.tokens import tokenize_text
+from llmrun.lab.insight.watermark import find_watermark
 from llmrun.models.location import locate
 from llmrun.protocol.watermark import read_watermark
 from llmrun.runner.client import EngineClient

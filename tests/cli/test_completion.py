@@ -15,11 +15,11 @@ import typer
 from support.bench_rows import result, row
 from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
 
-from llmrun.bench.history import History
 from llmrun.cli.chat import chat
 from llmrun.cli.commands import ALIASES, COMMANDS
 from llmrun.cli.completion import complete_installed, complete_model, completes, fix_words
 from llmrun.config import load_settings
+from llmrun.lab.bench.history import History
 from llmrun.models.store.store import Store
 from llmrun.server.registry import RunningServer, registered
 

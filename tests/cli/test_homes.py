@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model, write
 
-from llmrun.bench import tune as tuning
-from llmrun.bench.tune import Improvement, SearchResult
 from llmrun.cli.chat import SessionOptions, _store
 from llmrun.cli.main import _explained
-from llmrun.cli.tune import tune
 from llmrun.doctor.doctor import _directory
 from llmrun.errors import DiskFullError, OutOfMemoryError, ResourceError
+from llmrun.lab.bench import tune as tuning
+from llmrun.lab.bench.tune import Improvement, SearchResult
+from llmrun.lab.cli.tune import tune
 from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.statistics import Verdict

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +182,7 @@ def test_help_has_every_command_in_its_panel_and_the_readme_every_command(tmp_pa
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_all_is_what_each_says_itself(name: str) -> None:
     entry = COMMANDS[name]
-    command = getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function)
+    command = entry.load()
     own = command.info.help if isinstance(command, typer.Typer) else inspect.getdoc(command)
     assert entry.help == own.splitlines()[0]
 

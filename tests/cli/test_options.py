@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,7 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def app_of(command: str) -> typer.Typer:
     entry = COMMANDS[command]
     app = typer.Typer()
-    app.command()(getattr(import_module(f"llmrun.cli.{entry.module}"), entry.function))
+    app.command()(entry.load())
     return app
 
 

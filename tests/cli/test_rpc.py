@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from support.gguf_writer import tiny_model
 
-from llmrun.bench.cases import Case, bench_settings
-from llmrun.bench.run import BenchedModel
 from llmrun.cli.app import call
 from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
+from llmrun.lab.bench.cases import Case, bench_settings
+from llmrun.lab.bench.run import BenchedModel
 from llmrun.protocol.jobs.bench import BenchTest
 from llmrun.protocol.loading import Load
 

@@ -17,7 +17,8 @@ from llmrun.config import load_settings
 from llmrun.gguf.imatrix import read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.grammar import Grammar
-from llmrun.insight.explain import explain_answer
+from llmrun.lab.insight.explain import explain_answer
+from llmrun.lab.quantize.calibration import collect
 from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.adapters import read_adapters
@@ -31,7 +32,6 @@ from llmrun.protocol.jobs.evaluate import EVALUATE, Evaluate
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
-from llmrun.quantize.calibration import collect
 from llmrun.runner.client import EngineClient
 
 NONE = 0

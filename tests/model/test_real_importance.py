@@ -9,8 +9,8 @@ import pytest
 from support import plain_llama
 
 from llmrun.gguf.imatrix import read_imatrix
+from llmrun.lab.quantize.calibration import OPENINGS, QUESTIONS, collect
 from llmrun.protocol.jobs.importance import ImportanceUpdate
-from llmrun.quantize.calibration import OPENINGS, QUESTIONS, collect
 
 TEXT = "\n".join(f"Number {i} comes before {i + 1}, and {i * i} is its square." for i in range(33)) + "\n"
 NAMES = ("blk.0.attn_q.weight", "blk.14.attn_output.weight", "blk.29.ffn_down.weight", "blk.29.ffn_up.weight")

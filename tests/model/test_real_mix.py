@@ -15,11 +15,11 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.quants import F16, F32, Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.reader import read_header
+from llmrun.lab.quantize import mix
+from llmrun.lab.quantize.job import QuantizeRequest
+from llmrun.lab.quantize.job import quantize as write_quantized
+from llmrun.lab.quantize.types import TENSOR_TYPES
 from llmrun.protocol.jobs.mix import MIX, MeasureMix, MixMeasurement
-from llmrun.quantize import mix
-from llmrun.quantize.job import QuantizeRequest
-from llmrun.quantize.job import quantize as write_quantized
-from llmrun.quantize.types import TENSOR_TYPES
 from llmrun.runner.client import EngineClient
 
 FEED_FORWARD = 512

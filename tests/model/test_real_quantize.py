@@ -21,7 +21,7 @@ from support.plain_llama import assert_greedy, smollm2_prompt
 from support.random_model import write_random_model
 
 from llmrun.gguf.reader import read_header
-from llmrun.quantize.types import NEED_IMATRIX
+from llmrun.lab.quantize.types import NEED_IMATRIX
 
 # benchmarks/quantize.py compares all types with llama-quantize, those that take long too.
 SMOLLM2 = ("F16", "Q4_0", "Q8_0", "Q4_K_M")

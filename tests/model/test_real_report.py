@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from llmrun.quantize.report import LocalMeasurements, make_report
-from llmrun.ui.views.report import json_text, write
+from llmrun.lab.quantize.report import LocalMeasurements, make_report
+from llmrun.lab.views.report import json_text, write
 
 pytestmark = pytest.mark.model
 

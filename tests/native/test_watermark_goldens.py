@@ -9,7 +9,7 @@ import pytest
 from support.watermark_case import CASES, GOLDENS, N_VOCAB, digest, our_text
 
 from llmrun import _native
-from llmrun.insight.watermark import find_watermark
+from llmrun.lab.insight.watermark import find_watermark
 
 FOUND: dict[str, Any] = json.loads(GOLDENS.read_text(encoding="utf-8"))
 

@@ -12,11 +12,11 @@ from support.hf_writer import files_of, write
 from support.hybrid_models import HYBRIDS, write_models
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.llama import model as module
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.gguf.reader import read_header
+from llmrun.lab.convert.job import convert_folder
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import UBATCH
 from llmrun.planning.plan import make_plan

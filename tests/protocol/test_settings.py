@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import llmrun
-from llmrun.bench.results import BenchRow, setting_columns
-from llmrun.cli.bench import bench_arguments
 from llmrun.errors import UsageError
+from llmrun.lab.bench.results import BenchRow, setting_columns
+from llmrun.lab.cli.bench import bench_arguments
 from llmrun.planning.plan import Plan
 from llmrun.planning.preferences import LOAD_OPTIONS, LoadPreferences
 from llmrun.protocol.jobs.evaluate import Evaluate, ScoreText

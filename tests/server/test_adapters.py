@@ -13,7 +13,7 @@ from support.hf_writer import files_of
 from support.peft_writer import AdaptedModel, adapted_model, lora, weights_of, write_peft
 from support.served import CHAT, HI, LiveServer
 
-from llmrun.convert.peft import convert_adapter
+from llmrun.lab.convert.peft import convert_adapter
 from llmrun.protocol.adapters import Adapter
 
 pytestmark = pytest.mark.usefixtures("package_on_path")

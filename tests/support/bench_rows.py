@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmrun.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
+from llmrun.lab.bench.results import BenchRow, ChatTimes, Limit, Machine, Result
 
 XEON = Machine(
     name="xeon-a42d42", cpu="Intel(R) Xeon(R) Processor", cpu_flags=("avx2", "avx512f"), cores=2, threads=2,

@@ -27,7 +27,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "capped logits": ("Gemma2ForCausalLM", {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 3.0}),
 }  # fmt: skip
-GOLDENS = Path(__file__).parents[1] / "convert/goldens.json"
+GOLDENS = Path(__file__).parents[1] / "lab/convert/goldens.json"
 IDS = (3, 70, 71, 260, 9, 42, 13, 5, 80, 81, 11, 100)  # longer than the windows of the tiny models
 COLUMNS = 16  # every so many logits are kept
 

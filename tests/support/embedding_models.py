@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
-from llmrun.convert.job import convert_folder
+from llmrun.lab.convert.job import convert_folder
 from support.gguf_copy import like
 from support.hf_writer import (
     FEED_FORWARD,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmrun.bench.results import Limit
-from llmrun.insight.explain import CacheUse, ExplainedAnswer
+from llmrun.lab.bench.results import Limit
+from llmrun.lab.insight.explain import CacheUse, ExplainedAnswer
 from llmrun.protocol.jobs.explain import (
     EmbeddedToken,
     EmbeddingPlane,

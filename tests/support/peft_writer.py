@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmrun.convert.job import convert_folder
-from llmrun.convert.peft import convert_adapter
+from llmrun.lab.convert.job import convert_folder
+from llmrun.lab.convert.peft import convert_adapter
 from support.hf_writer import Tensors, files_of, safetensors, write
 
 RANK, ALPHA = 4, 6
@@ -107,7 +107,7 @@ def adapted_model(place: Path, architecture: str, *names: str, **changes: Any) -
 
 
 IDS = [3, 70, 71, 260, 9, 42, 13, 5, 80, 81, 11, 100]
-GOLDENS = Path(__file__).parents[1] / "convert/peft_goldens.json"
+GOLDENS = Path(__file__).parents[1] / "lab/convert/peft_goldens.json"
 # Name -> architecture, what is adapted, and what else than usual adapter_config.json says.
 GOLDEN_CASES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", LINEAR, {}),

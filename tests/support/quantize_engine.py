@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmrun.lab.quantize.types import FILE_TYPES, TENSOR_TYPES
 from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate
-from llmrun.quantize.types import FILE_TYPES, TENSOR_TYPES
 from support.gguf_writer import TensorSpec, gguf, metadata, write
 
 WIDTH, ROWS = 64, 16

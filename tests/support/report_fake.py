@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from llmrun.bench.results import Machine
 from llmrun.errors import LlmrunError, UsageError
-from llmrun.quantize.card import Card, CardRow, CardSpeed, Method, Quality
-from llmrun.quantize.report import OnShare
+from llmrun.lab.bench.results import Machine
+from llmrun.lab.quantize.card import Card, CardRow, CardSpeed, Method, Quality
+from llmrun.lab.quantize.report import OnShare
 
 # Type -> bytes, prefill, decode, mean KLD.
 FIGURES = {

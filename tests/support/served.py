@@ -16,6 +16,7 @@ import pytest
 
 from llmrun.chat.passages import FolderIndex
 from llmrun.config import load_settings
+from llmrun.lab.cli.explain import explain_for_page
 from llmrun.model import Model
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.runner.launch import EngineHandle
@@ -24,7 +25,6 @@ from llmrun.server.guard import Policy
 from llmrun.server.page.tools import PageTools
 from llmrun.server.registry import ServedDrafts, bind
 from llmrun.server.serving import ServeOptions, Serving, run_in_event_loop
-from llmrun.ui.views.explain import explain_page
 from support.engines import fake_engine
 from support.gguf_writer import runnable_model, write
 from support.installed import eventually
@@ -117,7 +117,7 @@ class LiveServer:
         self._serving = Serving(
             self._options,
             load_settings(),
-            explain_page=explain_page,
+            explain=explain_for_page,
             tools=self._tools,
             index=self._index,
             on_served=self.served.append,

@@ -12,8 +12,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from llmrun.bench.tune import PREFILL, Axis
 from llmrun.errors import EngineCrashedError, LlmrunError
+from llmrun.lab.bench.tune import PREFILL, Axis
 from llmrun.planning.tuned import SPINS, TunableSettings
 from llmrun.protocol.jobs.bench import BenchTest
 

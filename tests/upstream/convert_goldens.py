@@ -1,4 +1,4 @@
-"""Makes tests/convert/goldens.json: what llama.cpp's own converter and transformers make of tiny random models.
+"""Makes tests/lab/convert/goldens.json: what llama.cpp's own converter and transformers make of tiny random models.
 
 The files need torch, sentencepiece, the transformers that llama.cpp wants, its gguf-py, and its folder as it lies in
 llama-cpp-python's source archive (vendor/llama.cpp); the logits torch and transformers 5:

@@ -1,4 +1,4 @@
-"""Makes tests/convert/peft_goldens.json: what PEFT makes of tiny random models with random adapters.
+"""Makes tests/lab/convert/peft_goldens.json: what PEFT makes of tiny random models with random adapters.
 
 Needs torch, transformers and peft:
 

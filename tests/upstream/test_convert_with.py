@@ -15,9 +15,9 @@ import pytest
 from support.hf_writer import files_of, llama_like, safetensors, write
 from support.plain_logits import computed, loaded
 
-from llmrun.convert.architectures import FAMILIES
-from llmrun.convert.llama_cpp_converter import convert_with
 from llmrun.gguf.reader import read_header
+from llmrun.lab.convert.architectures import FAMILIES
+from llmrun.lab.convert.llama_cpp_converter import convert_with
 
 LLAMA_CPP, PYTHON = os.environ.get("LLAMA_CPP", ""), os.environ.get("TORCH_PYTHON", "")
 

@@ -14,8 +14,8 @@ from llmrun.engine.llama.parameters import KV_TYPES
 from llmrun.gguf.header import Header
 from llmrun.gguf.layers import kv_layers, recurrent_bytes
 from llmrun.gguf.reader import read_header
+from llmrun.lab.quantize.types import TENSOR_TYPES
 from llmrun.planning.memory import KV_BYTES
-from llmrun.quantize.types import TENSOR_TYPES
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="it forks")]
 

@@ -13,15 +13,15 @@ from support.architectures import load
 from support.gguf_writer import TensorSpec, runnable_model, runnable_tensors, write
 
 from llmrun import _native
-from llmrun.convert.vocabulary import _NAMES
 from llmrun.engine.jobs.quantize import run_quantize
 from llmrun.errors import BadModelError, ResourceError, UsageError
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
 from llmrun.gguf.reader import read_header
+from llmrun.lab.convert.vocabulary import _NAMES
+from llmrun.lab.quantize.calibration import write_imatrix
+from llmrun.lab.quantize.types import FILE_TYPES, NEED_IMATRIX
 from llmrun.protocol.jobs.quantize import Quantize, Quantized
 from llmrun.protocol.loading import Load
-from llmrun.quantize.calibration import write_imatrix
-from llmrun.quantize.types import FILE_TYPES, NEED_IMATRIX
 from llmrun.runner.client import EngineClient
 
 pytestmark = [pytest.mark.upstream, pytest.mark.usefixtures("package_on_path")]

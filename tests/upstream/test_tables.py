@@ -22,7 +22,7 @@ from llmrun.engine.llama import (
 from llmrun.engine.llama.library import folder_of, function, import_llama
 from llmrun.gguf.header import _FILE_TYPES
 from llmrun.gguf.types import TENSOR_TYPES
-from llmrun.quantize.types import FILE_TYPES
+from llmrun.lab.quantize.types import FILE_TYPES
 from llmrun.runner import workers
 
 pytestmark = pytest.mark.upstream

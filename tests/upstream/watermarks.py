@@ -21,7 +21,7 @@ from transformers.generation.logits_process import WatermarkLogitsProcessor
 from transformers.generation.watermarking import WatermarkDetector
 
 from llmrun import _native
-from llmrun.insight.watermark import WatermarkFinding, find_watermark
+from llmrun.lab.insight.watermark import WatermarkFinding, find_watermark
 from llmrun.protocol.watermark import native_key
 
 SIZES = (49_152, 151_936)

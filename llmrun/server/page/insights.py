@@ -20,8 +20,6 @@ from starlette.routing import Route
 
 from llmrun.chat.store.turns import Answer
 from llmrun.errors import CancelledError, UsageError
-from llmrun.insight.explain import MOST_TOKENS, PAGE_CANDIDATES, ExplainedAnswer, explain_answer
-from llmrun.insight.merges import MergeRule, merge_rule
 from llmrun.model import Model
 from llmrun.planning.estimate import predicted_rate
 from llmrun.protocol.answer import logprob_entries
@@ -33,6 +31,7 @@ from llmrun.protocol.questions import (
     APPLY_TEMPLATE,
     COUNT_TOKENS,
     EXPLAIN_CHOICES,
+    MOST_CHOICES,
     TOKENIZE_LOADED,
     Choice,
     ExplainChoices,
@@ -46,7 +45,6 @@ from llmrun.server.page.chats import PageChats, Said, with_media
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.pool import PooledModel
 
-ExplainPage = Callable[[ExplainedAnswer, SamplingParams, MergeRule | None], str]
 EXPLAINED = "/ui/explained/"
 """Path before the name of an explanation. The name is its key: a window of its own sends no other one."""
 _MOST_PAGES = 8  # explanations kept, of about a megabyte each
@@ -63,11 +61,11 @@ class PageInsights:
     """The routes about single answers.
 
     Args:
-        explain_page: makes the page of an explained answer.
+        explain: explains an answer.
     """
 
-    def __init__(self, state: ServerState, chats: PageChats, explain_page: ExplainPage) -> None:
-        self._state, self._chats, self._explain_page = state, chats, explain_page
+    def __init__(self, state: ServerState, chats: PageChats, explain: Explain) -> None:
+        self._state, self._chats, self._explain_answer = state, chats, explain
         self._pages: dict[str, str] = {}
 
     @property
@@ -94,9 +92,9 @@ class PageInsights:
         sampling = replace(answer.sampling, seed=answer.stats.seed)
         again = AnswerRequest(
             sampling=sampling,
-            limits=Limits(MOST_TOKENS),
+            limits=Limits(MOST_CHOICES),
             thinking=fields.flag("thinking"),
-            remember=MOST_TOKENS,
+            remember=MOST_CHOICES,
         )
         lines = self._explaining(again, said, answer, fields.text("model") or "", request.receive)
         return StreamingResponse(as_ndjson(lines), media_type=NDJSON)
@@ -112,16 +110,14 @@ class PageInsights:
             yield {"doing": "answering again", "share": 0.1}
             number = await engine.answer(replace(again, messages=messages))
             yield {"doing": "computing every layer", "share": 0.4}
-            jobs = _Jobs(engine, asyncio.get_running_loop())
-            explain = partial(explain_answer, model, (jobs, number), everywhere=True, candidates=PAGE_CANDIDATES)
+            jobs = EngineJobs(engine, asyncio.get_running_loop())
             try:
-                found = await asyncio.to_thread(explain)
+                write = await asyncio.to_thread(self._explain_answer, model, (jobs, number))
             except asyncio.CancelledError:
                 jobs.cancel()
                 raise
-            rule = await asyncio.to_thread(merge_rule, model.path)
         yield {"doing": "writing the page", "share": 0.9}
-        page = await asyncio.to_thread(self._explain_page, found, again.sampling, rule)
+        page = await asyncio.to_thread(write, again.sampling)
         address = EXPLAINED + secrets.token_urlsafe(32)
         self._pages[address] = page
         asyncio.get_running_loop().call_later(_PAGE_SECONDS, self._pages.pop, address, None)
@@ -228,7 +224,7 @@ async def _messages(model: Model, said: Said) -> tuple[Message, ...]:
     return messages
 
 
-class _Jobs:
+class EngineJobs:
     """An engine's jobs for another thread than the event loop's."""
 
     def __init__(self, engine: EngineConnection, loop: asyncio.AbstractEventLoop) -> None:
@@ -248,6 +244,10 @@ class _Jobs:
             raise CancelledError("it was cancelled")
         self._running = asyncio.run_coroutine_threadsafe(self._engine.do(kind, command), self._loop)
         return self._running.result()
+
+
+Explain = Callable[[Model, tuple[EngineJobs, int]], Callable[[SamplingParams], str]]
+"""Explains the answer of a request by jobs of the engine that gave it. The result writes the page for a sampler."""
 
 
 def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from llmrun.server.page import catalogue
 from llmrun.server.page.answering import PageAnswers
 from llmrun.server.page.chats import PageChats, read_upload, read_uploads
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
-from llmrun.server.page.insights import ExplainPage, PageInsights
+from llmrun.server.page.insights import Explain, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.tools import PageTools
 
@@ -41,7 +41,7 @@ class PageRoutes:
     Args:
         catalog: the models on this disk.
         state_dir: folder with the saved chats.
-        explain_page: makes the page of an explained answer.
+        explain: explains an answer of the page.
         tools: that a model may call on the page.
         index: of documents, for the chats of the page.
         presets: reads the user's presets: name, model, system, thinking, and values of the fields of an answer.
@@ -52,7 +52,7 @@ class PageRoutes:
         state: ServerState,
         catalog: ModelCatalog,
         state_dir: Path,
-        explain_page: ExplainPage,
+        explain: Explain,
         tools: PageTools | None = None,
         presets: Callable[[], list[dict[str, Any]]] = list,
         index: FolderIndex | None = None,
@@ -61,7 +61,7 @@ class PageRoutes:
         self._chats = PageChats(state_dir, index)
         self._tools = tools or PageTools(None)
         self._answering = PageAnswers(state, self._chats, self._tools)
-        self._insights = PageInsights(state, self._chats, explain_page)
+        self._insights = PageInsights(state, self._chats, explain)
         self._read_presets = presets
 
     @property

@@ -8,7 +8,7 @@ from support.conversation import Conversation
 from support.fake_context import N_VOCAB, hashed
 
 from llmrun.errors import UsageError
-from llmrun.insight.watermark import WatermarkFinding, find_watermark
+from llmrun.lab.insight.watermark import WatermarkFinding, find_watermark
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.watermark import fingerprint, read_watermark
 

@@ -25,7 +25,6 @@ from support.convert_golden import folder_of
 from support.plain_logits import computed
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.jobs.beams import BeamDecoder, BeamSearch, BeamState, Branches, run_beams
 from llmrun.engine.llama.base import Entry
@@ -33,6 +32,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import UsageError
 from llmrun.grammar import Grammar, read_grammar
+from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.jobs.beams import ROOT, BeamSettings, BeamsFound, BeamStep, SearchBeams
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest

@@ -18,6 +18,7 @@ from llmrun.engine.jobs.evaluate import Evaluation, Layout, check_vocabulary
 from llmrun.engine.jobs.scores import Rows
 from llmrun.errors import BadLogitsError, OutOfMemoryError, UsageError
 from llmrun.gguf.header import Header
+from llmrun.lab.quantize import evaluate
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.jobs.evaluate import (
@@ -31,7 +32,6 @@ from llmrun.protocol.jobs.evaluate import (
     PositionRange,
     least_chunks,
 )
-from llmrun.quantize import evaluate
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 

@@ -33,7 +33,6 @@ from support.peft_writer import adapted_model
 from support.tiny_models import tiny_answers
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.jobs import explain
@@ -42,13 +41,14 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.loaded import LoadedModel
 from llmrun.errors import UsageError
+from llmrun.lab.convert.job import convert_folder
+from llmrun.lab.quantize.job import QuantizeRequest, quantize
+from llmrun.lab.views.explain import explain_page, show_explained
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs.explain import ExplainRun, RunCollected
 from llmrun.protocol.loading import Load
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.quantize.job import QuantizeRequest, quantize
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.explain import explain_page, show_explained
 
 PROMPT, ANSWER = [5, 260, 17, 99, 42, 7, 130], 3
 SETTINGS: dict[str, Any] = config("LlamaForCausalLM", N_BYTE_LEVEL, head_dim=HEAD, tie_word_embeddings=False)

@@ -13,15 +13,15 @@ from support.hf_writer import HEAD, N_BYTE_LEVEL, Tensors, byte_level, config, l
 from support.numpy_llama import logits
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.jobs.importance import PARALLEL, Activations, run_importance
 from llmrun.engine.llama.ggml import GgmlTensor, TensorNumbers, operation_numbers
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import BadModelError, ModelNotFoundError, ResourceError, UsageError
 from llmrun.gguf.imatrix import read_imatrix
+from llmrun.lab.convert.job import convert_folder
+from llmrun.lab.quantize import calibration
+from llmrun.lab.quantize.calibration import OPENINGS, QUESTIONS, collect
 from llmrun.protocol.jobs.importance import Importance, ImportanceUpdate
-from llmrun.quantize import calibration
-from llmrun.quantize.calibration import OPENINGS, QUESTIONS, collect
 
 TEXT = "hello world the thing 12 ab <|im_start|> \n\n" * 40
 N_CTX = 128  # of the tiny model

@@ -14,10 +14,10 @@ from llmrun.engine.llama.quants import Quants
 from llmrun.errors import UsageError
 from llmrun.gguf.header import Header, Tensor
 from llmrun.gguf.imatrix import ImatrixEntry, ImatrixFile
+from llmrun.lab.quantize import mix
+from llmrun.lab.quantize.calibration import write_imatrix
+from llmrun.lab.quantize.types import FILE_TYPES, tensor_bytes
 from llmrun.protocol.jobs.mix import MixMeasurement
-from llmrun.quantize import mix
-from llmrun.quantize.calibration import write_imatrix
-from llmrun.quantize.types import FILE_TYPES, tensor_bytes
 
 WIDTH = 512
 

@@ -16,10 +16,10 @@ from support.fake_context import BEGIN, FakeContext, tokens_of
 from support.noisy import TEXT, nll_of, noisy
 from support.plain_logits import loaded
 
-from llmrun.convert.job import convert_folder
 from llmrun.engine.jobs import scores as figures
 from llmrun.engine.jobs.evaluate import Evaluation, open_context, score, window_starts
 from llmrun.engine.jobs.scores import SCORE, Rows
+from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.jobs.evaluate import BLOCKS, LEAST_BLOCKS, Evaluate, EvaluateUpdate, Figure, ScoredText
 
 N_VOCAB = 3001

@@ -21,7 +21,6 @@ from support.gguf_writer import write as write_file
 from support.hf_writer import files_of, write
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
@@ -32,6 +31,7 @@ from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import OutOfMemoryError
+from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.loading import Load
 from llmrun.protocol.params import Limits, SamplingParams
 

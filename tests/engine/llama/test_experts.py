@@ -13,9 +13,9 @@ from support.hf_writer import files_of, write
 from support.plain_logits import computed
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.llama.model import LlamaModel, experts_of
 from llmrun.gguf.reader import read_header
+from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.loading import Load
 
 

@@ -19,7 +19,6 @@ import pytest
 from support.hf_writer import files_of, write
 
 from llmrun import _native
-from llmrun.convert.job import convert_folder
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
@@ -27,6 +26,7 @@ from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import RunLimit
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
+from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams

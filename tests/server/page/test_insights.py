@@ -152,7 +152,7 @@ def test_an_explanation_that_is_left_ends_in_the_engine(
         finally:
             ended.set()
 
-    monkeypatch.setattr("llmrun.server.page.insights.explain_answer", explain)
+    monkeypatch.setattr("llmrun.lab.cli.explain.explain_answer", explain)
     body = json.dumps({"chat": chat["id"], "answer": chat["entries"][-1]["id"]})
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/ui/explain", body, {"content-type": "application/json"})

@@ -16,10 +16,11 @@ import pyte
 import pytest
 from support.streams import Terminal
 
-from llmrun.bench.cases import Case, bench_settings
-from llmrun.bench.results import BenchRow, Limit
 from llmrun.cli.doctor import show_findings
 from llmrun.doctor.doctor import Finding
+from llmrun.lab.bench.cases import Case, bench_settings
+from llmrun.lab.bench.results import BenchRow, Limit
+from llmrun.lab.views.bench import BenchView
 from llmrun.models.fingerprint import VerificationResult
 from llmrun.models.hub import Match
 from llmrun.models.store.installed import InstalledModel
@@ -28,7 +29,6 @@ from llmrun.server.registry import RunningServer, ServedRequest
 from llmrun.ui.terminal.format import ago
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_facts, show_table
-from llmrun.ui.views.bench import BenchView
 from llmrun.ui.views.models import show_catalogue, show_installed, show_matches, show_verified
 from llmrun.ui.views.serve import show_requests, show_servers
 
