@@ -118,6 +118,8 @@ class Turn:
         reasons: reasoning stands in the prompt or the answer, or the tags of an empty one.
         keeps: reasoning of turns before the last question stands in the prompt.
         private: it must not be saved.
+        compared: number of tokens of the prompt of this question that was last compared with the template's own form; 0
+            is none.
     """
 
     digest: bytes
@@ -128,6 +130,7 @@ class Turn:
     reasons: bool
     keeps: bool
     private: bool = False
+    compared: int = 0
 
     @property
     def path(self) -> list[Turn]:
@@ -182,6 +185,7 @@ class OpenTurn:
         keeps: it does stand there.
         reasons: as in Turn.
         is_shortened, kept_tools: as in PromptHistory.
+        compared: as in Turn.
     """
 
     def __init__(
@@ -198,6 +202,7 @@ class OpenTurn:
         self.beginning = beginning
         self.is_shortened = False
         self.kept_tools = 0
+        self.compared = 0
         self._deltas: list[TextDelta] = []
         question, (turn, n_known) = conversation.question, beginning or (None, 0)
         self._reasonings = _reasonings(messages[n_known:])
@@ -265,6 +270,7 @@ class OpenTurn:
             reasons=self.reasons or bool(response.reasoning.strip()),
             keeps=self.keeps,
             private=conversation.private,
+            compared=self.compared,
         )
         self._tree.add(turn)
 

@@ -168,13 +168,17 @@ class PromptWriter:
         beginning = self.history.find(conversation, keeps=bool(keeps))
         prompt = write(beginning, keeps)
         room = self._n_ctx if request.keep_reasoning else int(_ROOMY * self._n_ctx)
-        if prompt.n_tokens > room and (beginning is not None or keeps):
-            shorter = write(None, False)
-            n_saved = prompt.n_tokens - shorter.n_tokens
-            if n_saved > (0 if prompt.n_tokens > self._n_ctx else _WORTHWHILE * self._n_ctx):
-                prompt = shorter
-                if shorter.turn is not None:
-                    shorter.turn.is_shortened = True
+        # Both forms are written only where the second can save what is worth it: it takes as long as the first.
+        if prompt.turn is not None and prompt.n_tokens > room and (beginning is not None or keeps):
+            least = 0 if prompt.n_tokens > self._n_ctx else _WORTHWHILE * self._n_ctx
+            known = beginning.turn if beginning is not None and beginning.n_messages > conversation.question else None
+            prompt.turn.compared = known.compared if known is not None else 0
+            if not least or prompt.n_tokens - prompt.turn.compared > least:
+                shorter = write(None, False)
+                if prompt.n_tokens - shorter.n_tokens > least and shorter.turn is not None:
+                    prompt, shorter.turn.is_shortened = shorter, True
+                if prompt.turn is not None:
+                    prompt.turn.compared = prompt.n_tokens
         if remembers:
             self._remember(conversation, prompt, render, keeps)
         return prompt if request is generate.asked else prompt._replace(asked=request)

@@ -27,6 +27,7 @@ from support.tool_templates import TOOL_TEMPLATES
 from llmrun.engine.prompt import history
 from llmrun.engine.prompt.control_texts import Part
 from llmrun.engine.prompt.history import Conversation, History, Turn
+from llmrun.engine.prompt.writer import PromptWriter
 from llmrun.protocol.media import Media
 from llmrun.protocol.messages import AnswerRequest, Message, PromptHistory, Tool, ToolCall
 from llmrun.protocol.params import Limits, SamplingParams
@@ -265,6 +266,25 @@ def test_a_narrow_window_drops_the_reasoning_of_earlier_turns(model: Path) -> No
         assert "And behind it?" in prompt
         again = [SYSTEM, QUESTION, *_rest(answers), Message("user", "More?")]
         assert new_tokens(talk.ask(again, says="?", tools=TOOLS), answers[3]) < 60, "it goes on from there"
+
+
+def test_a_prompt_in_a_narrow_window_is_written_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above three quarters of the window too, unless it has grown by a sixteenth."""
+    sizes, tokens = list[int](), PromptWriter._tokens
+    monkeypatch.setattr(
+        PromptWriter, "_tokens", lambda *given: sizes.append(len((found := tokens(*given))[0])) or found
+    )
+    with answering(model, THINKS, n_ctx=1200) as talk:
+        messages, numbers = [SYSTEM, QUESTION], list[int]()
+        for _ in range(10):
+            sizes.clear()
+            found = talk.ask(messages, says=CALL, thinks="Hm.", tools=TOOLS)
+            numbers.append(sum(size > 0.5 * len(found.prompt) for size in sizes))
+            calls = found.message.tool_calls
+            messages += [found.message, *(Message("tool", "A wall.", tool_call_id=call.id) for call in calls)]
+    assert len(found.prompt) > 0.8 * 1200
+    assert sorted(set(numbers)) == [1, 2]
+    assert numbers.count(2) <= 3
 
 
 def test_a_loop_keeps_its_reasoning_in_a_narrow_window(model: Path) -> None:
