@@ -31,7 +31,7 @@ from llmrun.protocol.speculation import AttentionTime, VariantTime
 from llmrun.system import usable_cpus
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.slots import HostPrefix
+    from llmrun.engine.core.prefix import Prefix
     from llmrun.engine.llama.base import Context
     from llmrun.engine.llama.model import LlamaModel
 
@@ -58,7 +58,7 @@ class LoadedModel:
             before: the same weights with another context, which is closed.
         """
         self.weights, self.context, self.load = weights, context, load
-        self.prefixes: list[HostPrefix] = []
+        self.prefixes: list[Prefix] = []
         self._contexts, self._models = ExitStack(), [weights]
         self._projector: Projector | None = None
         if before is not None and before.load.projector == load.projector:

@@ -9,10 +9,9 @@ from typing import Any
 
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
-from llmrun.engine.core.prefix import NO_SALT, Salt
+from llmrun.engine.core.prefix import NO_SALT, Prefix, Salt
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
-from llmrun.engine.core.slots import HostPrefix
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.core.threads import ThreadChooser
 from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
@@ -45,7 +44,7 @@ class Conversation:
         *,
         draft_model: DraftModel | None = None,
         adapts: bool = False,
-        prefixes: list[HostPrefix] | None = None,
+        prefixes: list[Prefix] | None = None,
         threads: ThreadChooser | None = None,
         copy_bytes: int = sys.maxsize,
         cell_bytes: int = 0,

@@ -2,15 +2,15 @@
 
 Keys and values can be cut to any prefix. A recurrent state can't, nor a sliding window that has passed: without a
 checkpoint inside the common prefix, such a model computes a changed prompt from its beginning. Owns where checkpoints
-are made and which ones stay; must not know the tokens.
+are made and which ones stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import NamedTuple
 
+from llmrun.engine.core.prefix import Checkpoint, Prefix
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 
@@ -21,73 +21,30 @@ _MOST_ON_DISK = 4  # of one sequence
 _TAIL = 64  # tokens in which a chat template ends the last turn and begins the answer
 
 
-class Checkpoint(NamedTuple):
-    """The memory of a sequence after `length` tokens, without keys and values that can be cut."""
-
-    length: int
-    state: bytearray | memoryview
-    is_planned: bool = False  # a turn ends here, or another prompt differs from here on
-
-
 class Checkpoints:
-    """The checkpoints of all slots, each slot's in order of length; none for a memory that can be cut anywhere."""
+    """Makes the checkpoints of all prefixes, and keeps the most useful ones.
 
-    def __init__(
-        self,
-        context: Context,
-        slots: Iterable[int],
-        *,
-        offloaded: Callable[[], Iterable[list[Checkpoint]]] = tuple,
-        limit: int = MAX_BYTES,
-    ) -> None:
-        """Start without any.
+    Args:
+        context: with the memory.
+        prefixes: returns those whose checkpoints take memory.
+        limit: maximum of their bytes together.
+    """
 
-        Args:
-            context: with the memory.
-            slots: of the context.
-            offloaded: returns the checkpoints of each prefix in host memory; they count, and can be removed.
-            limit: maximum of their bytes together.
-        """
-        self._context, self._limit = context, limit
-        self._offloaded, self._last_bytes = offloaded, 0
-        self._slots: dict[int, list[Checkpoint]] = {slot: [] for slot in slots}
-        self._planned: dict[int, set[int]] = {slot: set() for slot in self._slots}  # lengths
+    def __init__(self, context: Context, prefixes: Callable[[], Iterable[Prefix]], limit: int = MAX_BYTES) -> None:
+        self._context, self._prefixes, self._limit = context, prefixes, limit
+        self._last_bytes = 0
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all states; one that several slots have counts once."""
-        return _bytes_of(self._all())
+        """Bytes of all states; one that several prefixes have counts once."""
+        return _bytes_of(prefix.checkpoints for prefix in self._prefixes())
 
-    def _all(self) -> list[list[Checkpoint]]:
-        return [*self._slots.values(), *self._offloaded()]
+    def put(self, prefix: Prefix, checkpoints: Iterable[Checkpoint]) -> None:
+        """Replace a prefix's checkpoints, and remove the least useful ones of all beyond the limit."""
+        prefix.checkpoints = list(checkpoints)
+        thin_out([each.checkpoints for each in self._prefixes()], self._limit)
 
-    def of(self, slot: int) -> list[Checkpoint]:
-        return list(self._slots[slot])
-
-    def put(self, slot: int, checkpoints: Iterable[Checkpoint]) -> None:
-        """Replace a slot's checkpoints, within the limit of all."""
-        self._slots[slot] = list(checkpoints)
-        thin_out(self._all(), self._limit)
-
-    def add(self, slot: int, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint after the slot's other ones, and remove the least useful ones beyond the limit."""
-        self._slots[slot].append(checkpoint)
-        thin_out(self._all(), self._limit)
-
-    def deepest(self, slot: int, length: int) -> Checkpoint | None:
-        """Return the last checkpoint within the first `length` tokens."""
-        return next((checkpoint for checkpoint in reversed(self._slots[slot]) if checkpoint.length <= length), None)
-
-    def cut(self, slot: int, length: int) -> None:
-        """Remove those after the first `length` tokens."""
-        self._slots[slot] = [checkpoint for checkpoint in self._slots[slot] if checkpoint.length <= length]
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        self._slots[target] = [checkpoint for checkpoint in self._slots[source] if checkpoint.length <= length]
-
-    # ---- where they are made ----
-
-    def plan(self, slot: int, lengths: Iterable[int], start: int) -> None:
+    def plan(self, prefix: Prefix, lengths: Iterable[int], start: int) -> None:
         """Plan checkpoints of a prompt instead of those of the slot's last one.
 
         Args:
@@ -95,44 +52,33 @@ class Checkpoints:
             start: tokens that the slot holds.
         """
         if self._context.has_checkpoints:
-            self._planned[slot] = {length for length in lengths if length >= start + _MIN_NEW}
+            prefix.planned = {length for length in lengths if length >= start + _MIN_NEW}
 
-    def plan_another(self, slot: int, length: int) -> None:
-        """Plan a checkpoint in a prompt that is being prefilled, where a waiting prompt differs from it."""
-        if self._context.has_checkpoints:
-            self._planned[slot].add(length)
-
-    def until_planned(self, slot: int, n_cached: int, n_tokens: int) -> int:
-        """Return how many of n_tokens to decode next, so that a batch ends where a checkpoint is planned."""
-        planned = self._planned[slot]
-        if not planned:
-            return n_tokens
-        return min([n_tokens, *(length - n_cached for length in planned if length > n_cached)])
-
-    def record(self, slot: int, length: int, n_prompt: int) -> None:
+    def record(self, prefix: Prefix) -> None:
         """Make a checkpoint if one is planned at this length, or enough of the prompt came after the last."""
         if not self._context.has_checkpoints:
             return
-        is_planned = length in self._planned[slot]
+        length = len(prefix.tokens)
+        is_planned = length in prefix.planned
         if not is_planned:
-            last = self.deepest(slot, length) if length < n_prompt else None
+            last = prefix.deepest(length) if length < prefix.n_prompt else None
             start = last.length if last is not None else 0
             interval = self._context.n_batch * (1 + self._last_bytes // _BATCH_BYTES)
-            if length >= n_prompt or length - start < interval:
+            if length >= prefix.n_prompt or length - start < interval:
                 return
-        self._planned[slot].discard(length)
+        prefix.planned.discard(length)
         with suppress(LlmrunError, MemoryError):
-            state = self._context.checkpoint(slot)
+            state = self._context.checkpoint(prefix.slot)
             self._last_bytes = len(state)
             if state:
-                self.add(slot, Checkpoint(length, state, is_planned))
+                self.put(prefix, [*prefix.checkpoints, Checkpoint(length, state, is_planned)])
 
-    def go_back(self, slot: int, length: int) -> int:
-        """Cut a slot to the deepest checkpoint within its first tokens, else empty it; return the number left."""
-        found = self.deepest(slot, length)
-        if found is not None and self._context.go_back(slot, found.state, found.length):
+    def go_back(self, prefix: Prefix, length: int) -> int:
+        """Cut a slot's memory to its deepest checkpoint within some tokens, else to none; return the number left."""
+        found = prefix.deepest(length)
+        if found is not None and self._context.go_back(prefix.slot, found.state, found.length):
             return found.length
-        self._context.forget(slot, 0)
+        self._context.forget(prefix.slot, 0)
         return 0
 
 
@@ -159,11 +105,11 @@ def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
             kept[:] = [checkpoint for checkpoint in kept if id(checkpoint.state) != least]
 
 
-def most_useful(checkpoints: list[Checkpoint]) -> list[tuple[int, bytearray | memoryview]]:
-    """Return lengths and states of a few checkpoints of a sequence, for the disk."""
+def most_useful(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    """Return a few checkpoints of a sequence, for the disk."""
     kept = list(checkpoints)
     thin_out([kept], _MOST_ON_DISK * max((len(checkpoint.state) for checkpoint in kept), default=0))
-    return [(checkpoint.length, checkpoint.state) for checkpoint in kept]
+    return kept
 
 
 def first_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:

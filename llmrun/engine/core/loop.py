@@ -40,7 +40,7 @@ from llmrun.protocol.questions import EngineStatus
 from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
-    from llmrun.engine.core.slots import HostPrefix
+    from llmrun.engine.core.prefix import Prefix
     from llmrun.engine.core.states import KVStore
 
 _BATCH_SECONDS = 0.5  # of a prompt's piece on a device ...
@@ -76,7 +76,7 @@ class Engine:
         checkpoint_bytes: int = 0,
         copy_bytes: int = sys.maxsize,
         cell_bytes: int = 0,
-        prefixes: list[HostPrefix] | None = None,
+        prefixes: list[Prefix] | None = None,
     ) -> None:
         self.can_draft = context.max_draft > 0  # drafts can be verified with this context
         self._throughput = throughput
@@ -280,7 +280,7 @@ class Engine:
         if sequence in self._waiting:
             self._waiting.remove(sequence)
             return
-        if len(self._slots.cached[sequence.slot]) > sequence.n_cached:  # a run, or a draft, went on after its end
+        if self._slots.length(sequence.slot) > sequence.n_cached:  # a run, or a draft, went on after its end
             self._truncate(sequence, sequence.n_cached)
         self._active.remove(sequence)
         if sequence in self._suspects:
@@ -307,8 +307,7 @@ class Engine:
             if self._exclusive is not None:
                 running, n_batch = self._exclusive.next(running, self._active, self._n_mixed)
             waiting = [
-                self._slots.checkpoints.until_planned(sequence.slot, sequence.n_cached, sequence.n_ready)
-                for sequence in running
+                self._slots.until_checkpoint(sequence.slot, sequence.n_cached, sequence.n_ready) for sequence in running
             ]
             n_waiting = sum(waiting)
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
@@ -394,7 +393,7 @@ class Engine:
                 continue
             run.events += [self._fail(sequence, error)] if error else self._finish(sequence, *ending[1:3])
             if failure is not None:  # it may have written a cell
-                self._slots.truncate(sequence.slot, len(self._slots.cached[sequence.slot]))
+                self._slots.truncate(sequence.slot, self._slots.length(sequence.slot))
         left = [sequence for row, sequence in enumerate(running) if row not in run.ended]
         if failure is not None and left:
             parts = [BatchPart(sequence, sequence.n_cached, range(0)) for sequence in left]
@@ -500,7 +499,7 @@ class Engine:
             if sequence.n_cached == len(sequence.tokens):
                 return True
         sequence.end_draft()
-        if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
+        if self._slots.length(sequence.slot) > sequence.n_cached:
             self._truncate(sequence, sequence.n_cached)
         return False
 
@@ -536,7 +535,7 @@ class Engine:
 
     def _close_reasoning(self, sequence: Sequence, events: list[Event]) -> None:
         """Close the reasoning of a sequence whose run has ended because the reasoning may not go on."""
-        if len(self._slots.cached[sequence.slot]) > sequence.n_cached:
+        if self._slots.length(sequence.slot) > sequence.n_cached:
             self._truncate(sequence, sequence.n_cached)
         if sequence.drafting is not None:
             sequence.drafting.rewind(len(sequence.tokens))

@@ -74,7 +74,7 @@ def _is_prefix_pending(sequence: Sequence, active: list[Sequence], slots: Slots,
         if running.n_waiting > 1 and running.salt == sequence.salt:
             shared = common_prefix(running.tokens, sequence.tokens)
             if shared >= minimum and shared > running.n_cached:
-                slots.checkpoints.plan_another(running.slot, shared)
+                slots.plan_checkpoint(running.slot, shared)
                 return True
     return False
 

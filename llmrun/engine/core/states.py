@@ -20,16 +20,14 @@ import threading
 import time
 import zlib
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from itertools import count
 from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
 
-from llmrun.engine.core.prefix import common_prefix
+from llmrun.engine.core.prefix import Checkpoint, Prefix, Salt, common_prefix
 from llmrun.engine.environment import lower_thread_priority
 from llmrun.system import file_identity
 
@@ -51,43 +49,23 @@ _NEW = "new"  # folder of unfinished states, whose model may not be hashed yet
 _MAX_HASHES = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_NEW = 256  # tokens that are not on disk yet, for the saver
-_MAX_REMEMBERED = 64  # saved states
 _MAX_AHEAD = 64  # mapped files, each of which has a descriptor
 
 Buffer = bytes | bytearray | memoryview
-StateSource = bytes | bytearray | Callable[[Path], int | None]
+StateSource = Buffer | Callable[[Path], int | None]
 """A state, or what writes it into a file and returns its first byte there: it ends with the file. None: it can't."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedState:
-    """A state that shares a prefix with a prompt."""
-
-    tokens: list[int]  # with keys and values in the state
-    state: memoryview  # from llama.cpp, like the checkpoints in memory that is private and can be written
-    checkpoints: tuple[tuple[int, memoryview], ...] = ()  # numbers of first tokens, and the memory that can't be cut
-
-
-class UnfinishedState(NamedTuple):
-    """A state in a file that is not among the saved ones yet."""
+class StateFile(NamedTuple):
+    """A file without its content; it may not be among the saved ones yet."""
 
     path: Path
-    owner: str
-    tokens: list[int]
-    start: int  # first byte of the state
-    checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
-    n_bytes: int
-
-
-class _Index(NamedTuple):
-    """A file without its content."""
-
     owner: str  # only requests of theirs find the state
-    tokens: array[int]
+    tokens: array[int]  # with keys and values in the state
     checkpoints: tuple[tuple[int, int], ...]  # numbers of tokens, and bytes
-    turns: bytes  # of the conversation, see KVStore
     start: int  # first byte of the state
     n_bytes: int  # of the content
+    turns: bytes = b""  # of the conversation, see KVStore
     checksums: tuple[int, int] = (0, 0)
 
     @property
@@ -132,8 +110,8 @@ class KVStore:
         self._state_key = key if isinstance(key, StateKey) else StateKey(folder, (), key)
         self._folder, self._key = folder, b""
         self._lock = threading.Lock()  # of what follows
-        self._opened: dict[_Identity, _Index | None] = {}  # of the files in the folder
-        self._ahead: dict[_Identity, SavedState] = {}  # checked before they are asked for
+        self._opened: dict[_Identity, StateFile | None] = {}  # in the folder
+        self._ahead: dict[_Identity, Prefix] = {}  # checked before they are asked for
         self._numbers = count()
         self._is_known = False
         self._is_open()
@@ -145,7 +123,7 @@ class KVStore:
             self._key, self._is_known = key.encode(), True
         return self._is_known
 
-    def find(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> SavedState | None:
+    def find(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> Prefix | None:
         """Return the owner's state with the longest prefix of a prompt, if it is longer than this.
 
         Args:
@@ -180,9 +158,14 @@ class KVStore:
         self, prompt: list[int], longer_than: int, *, cuts: bool, owner: str
     ) -> list[tuple[Path, _Identity]]:
         """Return the owner's files with more than these first tokens of a prompt, the longest first."""
-        wanted, owned = array("i", prompt), (each for each in self._indexes() if each[2].owner == owner)
-        reach = [(index.reach(wanted, cuts=cuts), path, identity) for path, identity, index in owned]
+        wanted, owned = array("i", prompt), (entry for entry in self._files() if entry[1].owner == owner)
+        reach = [(file.reach(wanted, cuts=cuts), file.path, identity) for identity, file in owned]
         return [(path, identity) for length, path, identity in sorted(reach, reverse=True) if length > longer_than]
+
+    def n_saved(self, tokens: list[int], owner: str) -> int:
+        """Return how many of these first tokens a file of the owner has."""
+        wanted = array("i", tokens)
+        return max((common_prefix(file.tokens, wanted) for _, file in self._files() if file.owner == owner), default=0)
 
     def fits(self, n_bytes: int) -> bool:
         """Return whether a state of this size will be kept."""
@@ -192,7 +175,7 @@ class KVStore:
         self,
         tokens: list[int],
         state: StateSource,
-        checkpoints: Sequence[tuple[int, Buffer]] = (),
+        checkpoints: Sequence[Checkpoint] = (),
         *,
         owner: str = "",
     ) -> int:
@@ -204,10 +187,10 @@ class KVStore:
         self,
         tokens: list[int],
         state: StateSource,
-        checkpoints: Sequence[tuple[int, Buffer]] = (),
+        checkpoints: Sequence[Checkpoint] = (),
         *,
         owner: str = "",
-    ) -> UnfinishedState | None:
+    ) -> StateFile | None:
         """Write an owner's state into a file; return None if it can't be saved.
 
         Raises:
@@ -218,19 +201,16 @@ class KVStore:
         path = folder / f"{next(self._numbers)}.{threading.get_ident()}.{os.getpid()}{_UNFINISHED}"
         with _removed_on_failure(path):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))  # others may not read it
-            if isinstance(state, (bytes, bytearray)):
-                start = path.write_bytes(state) - len(state)
-            elif (written := state(path)) is None:
+            start = state(path) if callable(state) else path.write_bytes(state) - len(state)
+            if start is None:
                 _remove(path)
                 return None
-            else:
-                start = written
             with path.open("ab") as file:
-                file.writelines(content for _, content in checkpoints)
-            sizes = tuple((length, len(content)) for length, content in checkpoints)
-            return UnfinishedState(path, owner, list(tokens), start, sizes, path.stat().st_size)
+                file.writelines(checkpoint.state for checkpoint in checkpoints)
+            sizes = tuple((checkpoint.length, len(checkpoint.state)) for checkpoint in checkpoints)
+            return StateFile(path, owner, array("i", tokens), sizes, start, path.stat().st_size)
 
-    def finish(self, unfinished: UnfinishedState) -> int:
+    def finish(self, unfinished: StateFile) -> int:
         """Make a written state a saved one and delete those of its prefixes; return its bytes, 0 if over the limit.
 
         The first time, the model's files are hashed, which takes a second for each few gigabytes.
@@ -238,47 +218,47 @@ class KVStore:
         Raises:
             OSError: the file can't be written; no part of it remains. Or a model file was changed since it was loaded.
         """
-        path, owner, tokens, start, sizes, n_bytes = unfinished
+        path, owner, tokens, sizes, _, n_bytes = unfinished[:6]
         with _removed_on_failure(path):
             self._state_key.compute()
             self._is_open()
-            index = _Index(owner, array("i", tokens), sizes, self.turns_of(tokens), start, n_bytes)
-            described = self._key, *index.parts
+            written = unfinished._replace(turns=self.turns_of(list(tokens)))
+            described = self._key, *written.parts
             size = n_bytes + sum(map(len, described)) + _END_BYTES
             if not self.fits(size):
                 _remove(path)
                 return 0
             with path.open("rb", buffering=0) as file:
-                checksum = _checksum(index.fields(self._key), *described)
+                checksum = _checksum(written.fields(self._key), *described)
                 of_all = _checksum_of_file(file, n_bytes, checksum)
             if of_all is None:
                 raise OSError(f"{path} was changed")
             with path.open("ab") as file:
-                file.writelines((*described, index.fields(self._key), _CHECKSUMS.pack(checksum, of_all)))
+                file.writelines((*described, written.fields(self._key), _CHECKSUMS.pack(checksum, of_all)))
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            before = self._indexes()
+            before = self._files()
             # Not fsynced: after a power loss the checksum is wrong, and the state is computed again.
             target = self._folder / (hashlib.sha256(b"|".join(described[1:3])).hexdigest()[:32] + _SUFFIX)
             path.replace(target)
         _mark_used(target, self._root.glob("*/*" + _SUFFIX))
         kept = {length for length, _ in sizes} | {len(tokens)}
-        for other, _, found in before:
-            is_prefix = found.owner == owner and common_prefix(found.tokens, index.tokens) == len(found.tokens)
-            if is_prefix and other != target and (not sizes or len(found.tokens) in kept):
-                _remove(other)
+        for _, found in before:
+            is_prefix = found.owner == owner and found.tokens == tokens[: len(found.tokens)]
+            if is_prefix and found.path != target and (not sizes or len(found.tokens) in kept):
+                _remove(found.path)
         self._remove_beyond_limit(target)
         return size
 
     def saved_turns(self) -> Iterator[tuple[list[int], bytes]]:
         """Yield the tokens of each state and what turns_of() returned for them, the least recently used one first."""
-        for _, _, index in sorted(self._indexes(), key=lambda entry: _used_at(entry[0])):
-            yield list(index.tokens), index.turns
+        for file in sorted((file for _, file in self._files()), key=lambda file: _used_at(file.path)):
+            yield list(file.tokens), file.turns
 
     def background_saver(self) -> StateSaver:
         return StateSaver(self)
 
-    def _indexes(self) -> list[tuple[Path, _Identity, _Index]]:
-        """Return this model's files and their indexes; only new files are opened."""
+    def _files(self) -> list[tuple[_Identity, StateFile]]:
+        """Return this model's files; only new ones are opened."""
         with self._lock:
             before, self._opened, found = self._opened, {}, []
             for entry in sorted(self._entries(), key=lambda entry: entry.name):
@@ -286,13 +266,13 @@ class KVStore:
                     path, status = Path(entry.path), entry.stat()
                     identity = entry.name, status.st_ino, status.st_size
                     if identity in before:
-                        index = before[identity]
+                        saved = before[identity]
                     else:
                         with path.open("rb", buffering=0) as file:
-                            index = self._open(file)
-                    self._opened[identity] = index
-                    if index is not None:
-                        found.append((path, identity, index))
+                            saved = self._open(path, file)
+                    self._opened[identity] = saved
+                    if saved is not None:
+                        found.append((identity, saved))
             return found
 
     def _entries(self) -> list[os.DirEntry[str]]:
@@ -302,8 +282,8 @@ class KVStore:
             return [entry for entry in entries if entry.name.endswith(_SUFFIX)]
         return []
 
-    def _open(self, file: FileIO) -> _Index | None:
-        """Return the index of a valid file, None for any other."""
+    def _open(self, path: Path, file: FileIO) -> StateFile | None:
+        """Return a valid file without its content, None for any other."""
         size = os.fstat(file.fileno()).st_size
         if size < _END_BYTES:
             return None
@@ -324,22 +304,29 @@ class KVStore:
         tokens.frombytes(_next_bytes(file, n_tokens * _TOKEN_BYTES))
         sizes = tuple(_CHECKPOINT.iter_unpack(_next_bytes(file, n_checkpoints * _CHECKPOINT.size)))
         checksums = _CHECKSUMS.unpack_from(end, _FIELDS.size)
-        index = _Index(owner, tokens, sizes, _next_bytes(file, n_turns), start, n_bytes, checksums)
-        is_whole = _checksum(index.fields(self._key), self._key, *index.parts) == checksums[0]
-        return index if is_whole and start + sum(size for _, size in sizes) <= n_bytes else None
+        saved = StateFile(path, owner, tokens, sizes, start, n_bytes, _next_bytes(file, n_turns), checksums)
+        is_whole = _checksum(saved.fields(self._key), self._key, *saved.parts) == checksums[0]
+        return saved if is_whole and start + sum(size for _, size in sizes) <= n_bytes else None
 
-    def _read(self, path: Path) -> SavedState | None:
-        """Check a file and map its state. The pages are the file's: the system can take them back."""
+    def _read(self, path: Path) -> Prefix | None:
+        """Check a file and map its state, in memory that is private and can be written.
+
+        The pages are the file's: the system can take them back.
+        """
         with contextlib.suppress(OSError), path.open("rb", buffering=0) as file:
-            index = self._open(file)
-            if index is None or _checksum_of_file(file, index.n_bytes, index.checksums[0]) != index.checksums[1]:
+            saved = self._open(path, file)
+            if saved is None or _checksum_of_file(file, saved.n_bytes, saved.checksums[0]) != saved.checksums[1]:
                 return None
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[: index.n_bytes]
-            end, checkpoints = index.n_bytes, list[tuple[int, memoryview]]()
-            for length, size in reversed(index.checkpoints):
-                checkpoints.append((length, content[end - size : end]))
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))[: saved.n_bytes]
+            end, checkpoints = saved.n_bytes, list[Checkpoint]()
+            for length, size in reversed(saved.checkpoints):
+                checkpoints.insert(0, Checkpoint(length, content[end - size : end], is_planned=True))
                 end -= size
-            return SavedState(list(index.tokens), content[index.start : end], tuple(reversed(checkpoints)))
+            tokens, n_tokens = list(saved.tokens), len(saved.tokens)
+            state = content[saved.start : end]
+            return Prefix(
+                tokens, Salt(saved.owner), state=state, n_prompt=n_tokens, checkpoints=checkpoints, n_saved=n_tokens
+            )
         return None
 
     def _remove_beyond_limit(self, newest: Path) -> None:
@@ -429,49 +416,46 @@ class StateSaver:
 
     def __init__(self, store: KVStore) -> None:
         self._store = store
-        self._saved = deque[tuple[str, list[int]]](maxlen=_MAX_REMEMBERED)  # owners, and tokens
-        self._queue = Queue[UnfinishedState]()
-        self._n_written = self._n_finished = 0  # bytes; each changes in one thread only
+        self._queue = Queue[StateFile]()
+        self._unfinished: list[StateFile] = []  # in the queue, or being finished
         self._thread: threading.Thread | None = None
         self._has_failed = False
 
-    def accepts(self, tokens: list[int], n_bytes: int, most_saved: float = 1.0, *, owner: str = "") -> bool:
-        """Return whether enough of these tokens of an owner are not on disk yet, and a state of this size will be kept.
+    def accepts(self, prefix: Prefix, n_bytes: int, most_saved: float = 1.0) -> bool:
+        """Return whether enough of a prefix has not been on disk yet, and a state of this size will be kept.
 
         Args:
             most_saved: share of the tokens that may be on disk.
         """
-        own = (saved for each, saved in self._saved if each == owner)
-        shared = max((common_prefix(saved, tokens) for saved in own), default=0)
-        is_new = len(tokens) - shared >= _MIN_NEW and shared <= most_saved * len(tokens)
-        return is_new and self._store.fits(self._n_written - self._n_finished + n_bytes)
+        n_tokens, owner, unfinished = len(prefix.tokens), prefix.salt.owner, self._unfinished[:]
+        wanted = array("i", prefix.tokens)
+        shared = [common_prefix(file.tokens, wanted) for file in unfinished if file.owner == owner]
+        n_saved = max(prefix.n_saved, self._store.n_saved(prefix.tokens, owner), *shared)
+        is_new = n_tokens - n_saved >= _MIN_NEW and n_saved <= most_saved * n_tokens
+        return is_new and self._store.fits(sum(file.n_bytes for file in unfinished) + n_bytes)
 
     def save(
         self,
         tokens: list[int],
         state: StateSource,
-        checkpoints: Sequence[tuple[int, Buffer]] = (),
+        checkpoints: Sequence[Checkpoint] = (),
         *,
         owner: str = "",
-    ) -> None:
-        """Write a state now, and queue it to be finished. What can't be written is not saved."""
+    ) -> bool:
+        """Write a state now, and queue it to be finished; return False if it can't be written."""
         try:
             unfinished = self._store.write(tokens, state, checkpoints, owner=owner)
         except OSError as error:
             self._report(error)
-            return
+            return False
         if unfinished is None:
-            return
-        self.note_saved(tokens, owner=owner)
-        self._n_written += unfinished.n_bytes
+            return False
+        self._unfinished.append(unfinished)
         self._queue.put(unfinished)
         if self._thread is None:
             self._thread = threading.Thread(target=self._finish, name="state saver", daemon=True)
             self._thread.start()
-
-    def note_saved(self, tokens: list[int], *, owner: str = "") -> None:
-        """Remember that the state of these tokens is on disk."""
-        self._saved.append((owner, list(tokens)))
+        return True
 
     def wait(self) -> None:
         self._queue.join()
@@ -486,7 +470,7 @@ class StateSaver:
                 self._report(error)
             except MemoryError:
                 pass  # the next one may be smaller
-            self._n_finished += unfinished.n_bytes
+            self._unfinished.remove(unfinished)
             self._queue.task_done()
 
     def _report(self, error: OSError) -> None:

@@ -8,59 +8,68 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, FakeContext, hashed
 
-from llmrun.engine.core.checkpoints import Checkpoint, Checkpoints, turn_end
+from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoints, turn_end
+from llmrun.engine.core.prefix import Checkpoint, Prefix
 from llmrun.protocol.params import SamplingParams
 
 CONTEXT = FakeContext(hashed, has_checkpoints=True)
 SAMPLING = SamplingParams(seed=5, temperature=1.0)
 
 
-def add(checkpoints: Checkpoints, slot: int, *lengths: int, n_bytes: int = 10) -> None:
+def made(*prefixes: Prefix, limit: int = MAX_BYTES) -> Checkpoints:
+    return Checkpoints(CONTEXT, lambda: prefixes, limit)
+
+
+def add(checkpoints: Checkpoints, prefix: Prefix, *lengths: int, n_bytes: int = 10) -> None:
     for length in lengths:
-        checkpoints.add(slot, Checkpoint(length, bytearray(n_bytes)))
+        checkpoints.put(prefix, [*prefix.checkpoints, Checkpoint(length, bytearray(n_bytes))])
 
 
-def lengths(checkpoints: Checkpoints, slot: int) -> list[int]:
-    return [each.length for each in checkpoints.of(slot)]
+def lengths(prefix: Prefix) -> list[int]:
+    return [each.length for each in prefix.checkpoints]
 
 
 def test_the_deepest_within_a_prefix() -> None:
-    checkpoints = Checkpoints(CONTEXT, [0])
-    add(checkpoints, 0, 10, 20, 30)
-    found = [checkpoints.deepest(0, length) for length in (9, 10, 29, 99)]
+    prefix = Prefix()
+    add(made(prefix), prefix, 10, 20, 30)
+    found = [prefix.deepest(length) for length in (9, 10, 29, 99)]
     assert [each and each.length for each in found] == [None, 10, 20, 30]
 
 
 def test_beyond_the_limit_those_go_that_cost_least() -> None:
-    checkpoints = Checkpoints(CONTEXT, [0, 1], limit=40)
-    add(checkpoints, 0, 100, 110, 300)
-    add(checkpoints, 1, 50, 90)
-    assert lengths(checkpoints, 0) == [100, 300]  # 110 is 10 tokens after 100
-    assert lengths(checkpoints, 1) == [50, 90]
+    first, second = Prefix(), Prefix()
+    checkpoints = made(first, second, limit=40)
+    add(checkpoints, first, 100, 110, 300)
+    add(checkpoints, second, 50, 90)
+    assert lengths(first) == [100, 300]  # 110 is 10 tokens after 100
+    assert lengths(second) == [50, 90]
     assert checkpoints.n_bytes == 40
 
 
 def test_the_last_one_of_a_slot_goes_last() -> None:
-    checkpoints = Checkpoints(CONTEXT, [0, 1], limit=20)
-    add(checkpoints, 0, 500, 501)
-    add(checkpoints, 1, 7)
-    assert (lengths(checkpoints, 0), lengths(checkpoints, 1)) == ([501], [7])
+    first, second = Prefix(), Prefix()
+    checkpoints = made(first, second, limit=20)
+    add(checkpoints, first, 500, 501)
+    add(checkpoints, second, 7)
+    assert (lengths(first), lengths(second)) == ([501], [7])
 
 
 def test_one_larger_than_the_limit_is_not_kept() -> None:
-    checkpoints = Checkpoints(CONTEXT, [0], limit=5)
-    add(checkpoints, 0, 10)
-    assert lengths(checkpoints, 0) == []
+    prefix = Prefix()
+    add(made(prefix, limit=5), prefix, 10)
+    assert lengths(prefix) == []
 
 
 def test_a_copied_one_counts_once() -> None:
-    checkpoints = Checkpoints(CONTEXT, [0, 1])
-    add(checkpoints, 0, 10, 20)
-    checkpoints.copy(0, 1, 15)
-    assert lengths(checkpoints, 1) == [10]
+    first, second = Prefix(), Prefix()
+    checkpoints = made(first, second)
+    add(checkpoints, first, 10, 20)
+    second.checkpoints = [*first.checkpoints]
+    second.cut(15)
+    assert lengths(second) == [10]
     assert checkpoints.n_bytes == 20
-    checkpoints.cut(0, 10)
-    assert lengths(checkpoints, 0) == [10]
+    first.cut(10)
+    assert lengths(first) == [10]
 
 
 @pytest.mark.parametrize(
@@ -72,16 +81,14 @@ def test_where_a_turn_ends(prompt: list[int], length: int) -> None:
 
 
 def test_one_in_several_places_is_removed_from_all_of_them() -> None:
-    elsewhere: list[Checkpoint] = []
-    checkpoints = Checkpoints(CONTEXT, [0, 1], offloaded=lambda: [elsewhere], limit=30)
-    add(checkpoints, 0, 10, 100)
-    checkpoints.copy(0, 1, 100)
-    elsewhere += checkpoints.of(0)
-    add(checkpoints, 1, 200)
+    first, second, copy = Prefix(), Prefix(), Prefix()
+    checkpoints = made(first, second, copy, limit=30)
+    add(checkpoints, first, 10, 100)
+    second.checkpoints, copy.checkpoints = [*first.checkpoints], [*first.checkpoints]
+    add(checkpoints, second, 200)
     assert checkpoints.n_bytes == 30
-    add(checkpoints, 0, 300)
-    assert [lengths(checkpoints, slot) for slot in (0, 1)] == [[100, 300], [100, 200]]
-    assert [each.length for each in elsewhere] == [100]
+    add(checkpoints, first, 300)
+    assert [lengths(prefix) for prefix in (first, second, copy)] == [[100, 300], [100, 200], [100]]
 
 
 @pytest.mark.parametrize("has_checkpoints", [False, True])
@@ -128,7 +135,9 @@ def test_large_ones_are_rarer(n_bytes: int, expected: list[int], monkeypatch: py
     context = FakeContext(hashed, has_checkpoints=True)
     monkeypatch.setattr(context, "n_batch", 8)
     monkeypatch.setattr(context, "checkpoint", lambda slot: bytearray(n_bytes))
-    checkpoints = Checkpoints(context, [0])
-    for length in range(8, 40, 8):
-        checkpoints.record(0, length, 100)
-    assert lengths(checkpoints, 0) == expected
+    prefix = Prefix(n_prompt=100)
+    checkpoints = Checkpoints(context, lambda: [prefix])
+    for _ in range(4):
+        prefix.tokens += [1] * 8
+        checkpoints.record(prefix)
+    assert lengths(prefix) == expected

@@ -10,8 +10,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, hashed, tokens_of
 
-from llmrun.engine.core.prefix import NO_SALT
-from llmrun.engine.core.slots import HostPrefix
+from llmrun.engine.core.prefix import NO_SALT, Prefix
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import Aborted
 from llmrun.errors import ContextOverflowError, UsageError
@@ -108,7 +107,7 @@ def test_random_crowds_with_idle_jobs_saves_and_reloads(
     store, n_ctx = KVStore(tmp_path, "model", 1 << 20), 300
     system = [*tokens_of("".join(rng.choices("abc", k=40))), END]
     conversations = [[*system], [*system], tokens_of("another one; ")]
-    prefixes: list[HostPrefix] = []
+    prefixes: list[Prefix] = []
     reused = number = 0
     for _ in range(4):  # processes, or contexts
         n_seq_max, n_cells = rng.randint(1, 4), rng.randint(n_ctx, 3 * n_ctx)

@@ -8,7 +8,6 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
-from llmrun.engine.core.slots import HostPrefix, HostPrefixCache
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.params import SamplingParams
 
@@ -119,8 +118,7 @@ def test_copies_take_what_the_plan_has_for_them_and_for_unused_cells(streams: bo
 
     def check() -> None:
         untouched = max(talk.context.n_cells - slots.budget.touched - scattered, 0)
-        held.append(slots._host_cache.n_bytes)
-        assert held[-1] == sum(len(prefix.state) for prefix in slots._host_cache.prefixes)
+        held.append(slots.copied_bytes)
         assert held[-1] <= 3000 + 4 * untouched
 
     talk.context.before_decode = lambda call: check()
@@ -205,19 +203,8 @@ def test_without_memory_for_copies_there_are_none(streams: bool, monkeypatch: py
     assert talk.text(10) == alone(LONG["b"] + "!")
 
 
-def test_the_prefix_that_knows_most_is_found() -> None:
-    stowed = HostPrefixCache()
-    short, long, salted, other = (
-        HostPrefix(tokens, bytearray(b"x"), salt, len(tokens), False, [])
-        for tokens, salt in (([1, 2], ""), ([1, 2, 3], ""), ([1, 2, 3, 4], "mine"), ([1, 2, 4], ""))
-    )
-    for prefix in (short, long, salted):
-        stowed.put(prefix)
-    assert short not in stowed.prefixes, "the next one begins with it"
-    stowed.put(other)
-    assert stowed.longest([1, 2, 3, 4], "") == (long, 3)
-    assert stowed.longest([7], "") == (None, 0)
-    stowed.remove(long)
-    assert stowed.longest([1, 2, 3, 4], "") == (other, 2)
-    assert stowed.pop_oldest() is salted
-    assert stowed.n_tokens == 3
+def test_a_copy_replaces_those_of_its_beginnings() -> None:
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, streams=True)
+    for prompt in (LONG["a"], LONG["b"], LONG["a"] + "c" * 100):
+        talk.answer(prompt, SAMPLING, most=1)
+    assert [bytes(copy.tokens).decode() for copy in talk.engine._slots._copies] == [LONG["b"], LONG["a"] + "c" * 100]

@@ -32,7 +32,7 @@ def test_checkpoints_after_dropped_turns_are_of_other_tokens() -> None:
     talk = Conversation(hashed, n_ctx=400, n_batch=16, has_checkpoints=True)
     talk.answer(SYSTEM + FIRST + SECOND, most=5)
     talk.answer(SYSTEM + SECOND + talk.text() + "?", moves=True, most=2)
-    kept = talk.engine._slots.checkpoints.of(0)
+    kept = talk.engine._slots.slots[0].checkpoints
     assert all(json.loads(each.state) == talk.context.cached()[: each.length] for each in kept)
 
 

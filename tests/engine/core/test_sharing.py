@@ -6,10 +6,9 @@ import random
 
 import pytest
 from support.conversation import Conversation
-from support.fake_context import FakeContext, hashed
+from support.fake_context import hashed
 
-from llmrun.engine.core.prefix import common_prefix
-from llmrun.engine.core.slots import Slots
+from llmrun.engine.core.prefix import Prefix, Salt, common_prefix, longest
 from llmrun.protocol.messages import Finished, Started
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import EngineStatus
@@ -138,20 +137,23 @@ def test_no_request_waits_for_a_prefix_of_another_salt() -> None:
     assert [talk.started(request).reused_tokens for request in (1, 2, 3)] == [0, 0, len(SYSTEM)]
 
 
-def test_the_slot_that_knows_most_of_a_prompt_against_the_obvious_search() -> None:
+def test_the_prefix_that_knows_most_of_a_prompt_against_the_obvious_search() -> None:
     numbers = random.Random(7)
-    slots = Slots(FakeContext(hashed, n_seq_max=6))
+    salts = Salt(), Salt("mine")
+
+    def some(most: int) -> list[int]:
+        return [numbers.randrange(2) for _ in range(numbers.randrange(most))]
+
     for _ in range(2000):
-        prompt = [numbers.randrange(2) for _ in range(numbers.randrange(1, 9))]
-        for slot in slots.cached:
-            slots.cached[slot] = [numbers.randrange(2) for _ in range(numbers.randrange(9))]
-            slots._salts[slot] = numbers.choice(("", "mine"))
-        known = {
-            slot: common_prefix(cached, prompt) if slots._salts[slot] == "mine" else 0
-            for slot, cached in slots.cached.items()
-        }
-        best = max(known, key=lambda slot: (known[slot], -len(slots.cached[slot]), -slot))
-        assert slots._longest(prompt, "mine", slots.cached) == (best, known[best])
+        prompt = [1, *some(8)]
+        prefixes = [Prefix(some(9), numbers.choice(salts), slot=slot) for slot in range(6)]
+        known = [common_prefix(each.tokens, prompt) if each.salt == salts[1] else 0 for each in prefixes]
+        best = max(prefixes, key=lambda each: (known[each.slot], -len(each.tokens), -each.slot))
+        assert longest(prefixes, prompt, salts[1]) == (best, known[best.slot])
+        halves = [length // 2 for length in known]
+        best = max(prefixes, key=lambda each: (halves[each.slot], -len(each.tokens), -each.slot))
+        assert longest(prefixes, prompt, salts[1], lambda _, length: length // 2) == (best, halves[best.slot])
+    assert longest([], [1], salts[0])[1] == 0
 
 
 # ---- who gets in -------------------------------------------------------------------------------------------------

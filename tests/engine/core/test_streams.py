@@ -54,7 +54,7 @@ def test_a_stream_whose_prefix_others_have_too_is_not_kept_besides(monkeypatch: 
     crowd = talk()
     for request in range(4):
         crowd.answer(SYSTEM + f"{request}?", SAMPLING, most=4)
-    monkeypatch.setattr(crowd.engine._slots._host_cache, "put", lambda prefix: pytest.fail("it is kept twice"))
+    monkeypatch.setattr(crowd.engine._slots, "_copy", lambda prefix: pytest.fail("it is kept twice"))
     crowd.answer("something else", SAMPLING, most=4)
 
 
