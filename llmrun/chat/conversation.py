@@ -1,21 +1,19 @@
-"""A conversation with a model: requests, truncation to the context window, and saving.
+"""A conversation with a model: its turns (turn.py) are computed here, in the caller's thread, and saved.
 
-A turn saves the question, truncates, asks, and saves the answer. However an answer ends, its question and the text
-received stay saved.
+However an answer ends, its question and the text received stay saved.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from llmrun.chat.media import MediaCache, MediaFile
+from llmrun.chat.media import MediaCache
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
-    SUMMARY,
     Answer,
     OpenAnswer,
     Question,
@@ -23,19 +21,9 @@ from llmrun.chat.store.turns import (
     Truncation,
     TurnEntry,
     WindowTurn,
-    round_messages,
 )
-from llmrun.chat.truncation import (
-    SUMMARY_TOKENS,
-    DoesNotFit,
-    MessageSize,
-    Policy,
-    Window,
-    condense,
-    fit,
-    summary_turn,
-    truncation_line,
-)
+from llmrun.chat.truncation import DoesNotFit, Policy, truncation_line
+from llmrun.chat.turn import Overflow, Step, Steps, Turn, messages_of
 from llmrun.errors import ContextOverflowError, LlmrunError, OutOfMemoryError, ResourceError, UsageError
 from llmrun.model.chat_model import ChatModel, with_seeds
 from llmrun.protocol.answer import ResponseAccumulator
@@ -45,15 +33,12 @@ from llmrun.protocol.messages import (
     Finished,
     MediaAccepted,
     Message,
-    Stats,
+    Tool,
     ToolCall,
 )
-from llmrun.protocol.params import Limits, SamplingParams
+from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import TokenCount
 
-_MARKER_BYTES = 32  # upper bound of a template's text around a message
-
-Overflow = Literal["ask", "stop", "roll", "middle", "summarize"]
 Answering = Callable[[AnswerRequest], Iterable[Event]]
 
 
@@ -66,19 +51,6 @@ class ChatSettings:
     request: AnswerRequest = field(default_factory=AnswerRequest)  # of each answer, without messages and sampling
     overflow: Overflow = "stop"  # policy for a conversation that is longer than the context window
     keep: int = 0  # number of first turns that are never dropped
-
-
-@dataclass(slots=True)
-class _OpenTurn:
-    """A question that is being answered, in several rounds if the model calls tools."""
-
-    question: Question
-    sampling: SamplingParams
-    before: list[WindowTurn]  # turns in the context window
-    departures: list[Truncation] = field(default_factory=list)  # turns dropped before them
-    answer: OpenAnswer = field(default_factory=OpenAnswer)
-    begins: Answer | None = None  # an answer that is continued
-    arrived: float = field(default_factory=time.perf_counter)  # see AnswerRequest
 
 
 class Conversation:
@@ -102,8 +74,8 @@ class Conversation:
         self.chat = chat  # replaced by a copy in memory if the disk refuses
         self.settings = settings
         self.last: Finished | None = None  # end of the last answer, if the engine can still explain it
-        self.calls: tuple[ToolCall, ...] = ()  # at the end of the last answer: next is go_on() or end_turn()
-        self._turn: _OpenTurn | None = None
+        self._turn: Turn | None = None  # until it is saved
+        self._steps: Steps  # of it
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
         self.is_removed = False  # the last question: it failed, and is not saved
         self._was_read = False  # the model has prefilled the last question
@@ -111,6 +83,11 @@ class Conversation:
         self._media = MediaCache(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools at the end of the last answer: next is go_on() or end_turn()."""
+        return self._turn.calls if self._turn is not None else ()
 
     def ask(self, question: Question) -> Generator[Event, None, None]:
         """Save a question, answer it, and save the answer, also a partial one; yield the events of Model.chat().
@@ -152,9 +129,7 @@ class Conversation:
             raise UsageError("there is no answer to continue", hint="ask something; /retry answers the last question")
         if last.rounds:
             raise UsageError("an answer with calls of tools can't be continued", hint="/retry answers again")
-        self._turn = self._new_turn(any_seed=False)
-        self._turn.begins = last
-        yield from self._round(self._turn)
+        yield from self._answer(begins=last)
 
     def retry_n(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
         """Answer the last question with several seeds at once; keep() chooses one of the saved answers.
@@ -175,11 +150,13 @@ class Conversation:
 
     def _n_answers(self, seeds: Sequence[int]) -> Generator[Event, None, None]:
         """Yield the events of several answers, and save each, however it ends."""
-        self._turn = turn = self._new_turn(any_seed=True)
+        turn = self._begin(any_seed=True)
+        request = self._next_request()
+        self._turn = None
         responses: dict[int, ResponseAccumulator] = {}
-        self._versions, self.last, self.calls = [], None, ()
+        self._versions, self.last = [], None
         try:
-            for event in self.model.answer(*with_seeds(self._request(turn), seeds)):
+            for event in self.model.answer(*with_seeds(request, seeds)):
                 if isinstance(event, MediaAccepted):
                     continue  # reported with the question
                 responses.setdefault(event.request, ResponseAccumulator()).take(event)
@@ -188,12 +165,14 @@ class Conversation:
             for _, response in sorted(responses.items()):
                 self._save_version(turn, response)
 
-    def _save_version(self, turn: _OpenTurn, response: ResponseAccumulator) -> None:
+    def _save_version(self, turn: Turn, response: ResponseAccumulator) -> None:
         """Save one of several answers; each has its own reasoning and seed."""
         seed = response.started.seed if response.started else None
-        version = replace(turn, answer=OpenAnswer(), sampling=replace(turn.sampling, seed=seed))
+        request = replace(turn.request, sampling=replace(turn.request.sampling, seed=seed))
+        version = replace(turn, answer=OpenAnswer(), request=request)
+        version.answer.end_round(response)
         before = self.chat.entries[-1]
-        self._note(self._end_round(version, response))
+        self._note(self._save_answer(version, response))
         if self.chat.entries[-1] is not before:  # an empty answer is not saved
             self._versions.append((self.chat.entries[-1], response.finished))
 
@@ -224,7 +203,7 @@ class Conversation:
         After an answer: the tokens of its statistics (Stats.context_used), with its reasoning. If the next prompt will
         have others, the tokens of the next prompt.
         """
-        count = self._count(self.messages())
+        count = self._count(self.messages(), tools=self.settings.request.tools)
         answer = self.chat.last_answer
         if answer is None or not answer.stats.context_used:
             return count
@@ -235,24 +214,11 @@ class Conversation:
 
     def messages(self) -> list[Message]:
         """Return the messages that precede the next question in a request."""
-        return [*self._beginning(), *self._messages_of(self.chat.window())]
+        return [*self._beginning(), *messages_of(self.chat.window(), self._media, self.model)]
 
     def _beginning(self) -> list[Message]:
         """Return what stands before the first turn: the system prompt, and example turns of the model."""
         return [*([Message("system", self.chat.system)] if self.chat.system else ()), *self.model.examples]
-
-    def _messages_of(self, turns: Sequence[WindowTurn]) -> Iterator[Message]:
-        """Yield the messages of turns, with their images and audio."""
-        for turn in turns:
-            yield self._with_media(turn.messages[0], turn.media)
-            yield from self._media.show_results(turn.messages[1:], self.model)
-
-    def _results_of(self, turn: _OpenTurn) -> Iterator[Message]:
-        """Yield the calls of a turn and their results."""
-        return self._media.show_results(round_messages(turn.answer.rounds), self.model)
-
-    def _with_media(self, message: Message, files: Sequence[MediaFile]) -> Message:
-        return self._media.show(message, files, self.model)
 
     def save_state(self) -> None:
         """Save the KV cache, so that the chat can be resumed without prefill. Errors are ignored."""
@@ -268,44 +234,87 @@ class Conversation:
             raise UsageError("there is no question yet", hint="ask something first")
         return entry.part
 
-    def _answer(self, answer: Answering | None = None, *, any_seed: bool = False) -> Generator[Event, None, None]:
-        self._turn = self._new_turn(any_seed=any_seed)
-        yield from self._round(self._turn, answer)
+    def _answer(
+        self, answer: Answering | None = None, *, any_seed: bool = False, begins: Answer | None = None
+    ) -> Generator[Event, None, None]:
+        """Begin to answer the last question, and yield the events of the first round."""
+        turn = self._begin(any_seed=any_seed, begins=begins)
+        yield from self._round(turn, answer or self.model.answer)
 
-    def _new_turn(self, *, any_seed: bool) -> _OpenTurn:
-        question = self._last_question()
+    def _begin(self, *, any_seed: bool = False, begins: Answer | None = None) -> Turn:
+        """Begin to answer the last question; return its turn.
+
+        Args:
+            any_seed: with another one than that of the settings.
+            begins: an answer that is continued.
+        """
+        question, settings = self._last_question(), self.settings
         sampling, _ = self.sampling()
-        if any_seed:
-            sampling = replace(sampling, seed=None)
-        return _OpenTurn(question, sampling, self.chat.window_before_question())
-
-    def _request(self, turn: _OpenTurn) -> AnswerRequest:
-        """Return the request of a turn, truncated to the context window."""
-        n_departures = len(turn.departures)
-        messages = self._make_room(turn)
-        request = self.settings.request
-        begins = (turn.begins.content, turn.begins.reasoning) if turn.begins else (request.begins, "")
-        begins = ("", "") if turn.answer.rounds else begins
-        return replace(
-            request,
-            messages=tuple(messages),
-            begins=begins[0],
-            begins_reasoning=begins[1],
-            sampling=turn.sampling,
-            moves=len(turn.departures) > n_departures,
+        request = replace(
+            settings.request,
+            sampling=replace(sampling, seed=None) if any_seed else sampling,
+            arrived=time.perf_counter(),
             speculation=self.model.speculation(),
-            arrived=0.0 if turn.answer.rounds else turn.arrived,
         )
+        if begins is not None:
+            request = replace(request, begins=begins.content, begins_reasoning=begins.reasoning)
+        self._turn = turn = Turn(
+            self.model,
+            question,
+            request,
+            self.chat.window_before_question(),
+            self._media,
+            on_note=self._on_note,
+            on_departure=self._note_departure,
+            on_overflow=self._on_overflow,
+            overflow=settings.overflow,
+            keep=settings.keep,
+            beginning=self._beginning(),
+        )
+        self._steps = turn.run()
+        return turn
 
-    def _round(self, turn: _OpenTurn, answer: Answering | None = None) -> Generator[Event, None, None]:
-        """Yield the events of one answer of the model; without calls it ends the turn."""
-        request = self._request(turn)
-        response, self.last, self.calls = ResponseAccumulator(), None, ()
-        self._was_read = self.is_removed = False
+    def _note_departure(self, gone: Sequence[WindowTurn], truncation: Truncation) -> None:
+        texts = [(turn.number, turn.messages[0].content) for turn in gone]
+        self._on_note(truncation_line(texts, truncation.tokens, truncation.policy))
+        self._note(truncation.summary)
+
+    def _next_request(self, results: Sequence[ToolOutput] | None = None) -> AnswerRequest:
+        """Return the request of the turn's next answer.
+
+        Args:
+            results: of the calls before it.
+        """
+        return self._counted(self._steps.send(results))
+
+    def _counted(self, step: Step) -> AnswerRequest:
+        """Return the request of the next answer, after the steps before it, which no user sees."""
+        kind, request = step
+        while kind != "answer":
+            if kind == "count":
+                kind, request = self._steps.send(self._count(request.messages, tools=request.tools))
+            else:
+                response = ResponseAccumulator()
+                for event in self.model.answer(request):
+                    response.take(event)
+                kind, request = self._steps.send(response.text)
+        return request
+
+    def _round(
+        self, turn: Turn, answer: Answering, results: Sequence[ToolOutput] | None = None
+    ) -> Generator[Event, None, None]:
+        """Yield the events of one answer of the model; without calls it ends the turn.
+
+        Args:
+            results: of the calls before it.
+        """
+        self.last, self._was_read, self.is_removed = None, False, False
+        request = self._next_request(results)
         n_known = sum(len(message.media) for message in request.messages)  # files of earlier questions
         n_known -= 0 if turn.answer.rounds else len(turn.question.media)
+        response = ResponseAccumulator()
         try:
-            for event in self._events(turn, request, answer or self.model.answer):
+            for event in self._events(request, answer):
                 if isinstance(event, MediaAccepted):
                     n_known -= 1
                     if n_known >= 0:
@@ -317,55 +326,44 @@ class Conversation:
                 yield event
                 self._note(note)
             self.last = response.finished
+            next(self._steps, None)
         finally:
             if response.finished is None:
                 self._note(self._end_round(turn, response))
 
-    def _events(self, turn: _OpenTurn, request: AnswerRequest, answer: Answering) -> Iterator[Event]:
-        """Yield the events of a request; repeat it once if a server refused it and thereby told its window."""
-        n_ctx = self.model.n_ctx
+    def _events(self, request: AnswerRequest, answer: Answering) -> Generator[Event, None, None]:
+        """Yield the events of a request; of another one if the turn goes on after its error."""
         try:
             yield from answer(request)
-        except ContextOverflowError:
-            if self.model.n_ctx == n_ctx:
-                raise
-            yield from answer(self._request(turn))
+        except ContextOverflowError as error:
+            yield from answer(self._counted(self._steps.throw(error)))
 
-    def _end_round(self, turn: _OpenTurn, response: ResponseAccumulator) -> str:
+    def _end_round(self, turn: Turn, response: ResponseAccumulator) -> str:
         """Store the calls of the model, or save the answer; return a note as _save()."""
         turn.answer.end_round(response)
-        self.calls = turn.answer.calls
-        return "" if self.calls else self._save_answer(turn, response)
+        return "" if turn.answer.calls else self._save_answer(turn, response)
 
     def go_on(self, results: Sequence[ToolOutput]) -> Generator[Event, None, None]:
         """Give the model the results of its `calls`, and let it continue. Raises as ask()."""
         assert self._turn is not None
-        self._turn.answer.go_on(results)
-        yield from self._round(self._turn)
+        tools, speculation = self.settings.request.tools, self.model.speculation()
+        self._turn.request = replace(self._turn.request, tools=tools, speculation=speculation)
+        yield from self._round(self._turn, self.model.answer, results)
 
     def end_turn(self) -> None:
-        """Save the turn as it is; the last `calls` get no result."""
-        if self.calls and self._turn is not None:
-            self.calls = ()
-            empty = ResponseAccumulator()
-            empty.take(Finished(0, "cancelled", Stats()))
-            self._note(self._save_answer(self._turn, empty))
+        """Save the turn as it is, if it is not saved yet; the last `calls` get no result."""
+        if self._turn is not None:
+            self._note(self._save_answer(self._turn, ResponseAccumulator()))
 
-    def _save_answer(self, turn: _OpenTurn, response: ResponseAccumulator) -> str:
+    def _save_answer(self, turn: Turn, response: ResponseAccumulator) -> str:
         """Save the answer; return a note as _save(). An empty answer is saved only if the model ended it."""
-        self._answered_under = self.chat.system
+        self._turn = None
         reason = response.finished.reason if response.finished else INTERRUPTED
-        answer = turn.answer.to_save(
-            reason,
-            has_text=response.has_text or bool(turn.answer.text),
-            model=self.model.used,
-            sampling=turn.sampling,
-            limits=self.settings.request.limits,
-            stats=response.stats,
-            departures=tuple(turn.departures),
-            adapters=self.model.adapters,
-        )
-        return "" if answer is None else self._save(lambda chat: chat.add_answer(answer))
+        answer = turn.to_save(reason, response.stats, has_text=response.has_text or bool(turn.answer.text))
+        if answer is None:
+            return ""
+        self._answered_under = self.chat.system
+        return self._save(lambda chat: chat.add_answer(answer))
 
     def _save(self, step: Callable[[SavedChat], None]) -> str:
         """Save a step. If the disk refuses, continue in memory and return a note for the user, else ""."""
@@ -382,102 +380,8 @@ class Conversation:
         if note:
             self._on_note(note)
 
-    def _make_room(self, turn: _OpenTurn) -> list[Message]:
-        """Return the messages to send, after truncation, which is stored in the turn."""
-        messages = self._to_send(turn)
-        window = self._window()
-        if not window.tokens or self._certainly_fits(messages, window):
-            return messages
-        total = self._count(messages).total
-        for _ in range(len(turn.before) + 1):
-            if total <= window.tokens - window.reserve:
-                break
-            dropped, policy = self._choose(messages, window)
-            gone = [turn.before[index] for index in dropped]
-            summary = self._summary(gone, turn.sampling) if policy == "summarize" else ""
-            turn.before = [window_turn for index, window_turn in enumerate(turn.before) if index not in dropped]
-            if summary:
-                turn.before.insert(dropped[0], WindowTurn(SUMMARY, 0, summary_turn(summary)))
-            messages = self._to_send(turn)
-            before, total = total, self._count(messages).total
-            questions = tuple(window_turn.question for window_turn in gone)
-            turn.departures.append(Truncation(policy, questions, before - total, summary))
-            texts = [(window_turn.number, window_turn.messages[0].content) for window_turn in gone]
-            self._on_note(truncation_line(texts, before - total, policy))
-            self._note(summary)
-        return messages
-
-    def _certainly_fits(self, messages: Sequence[Message], window: Window) -> bool:
-        """Return whether the messages fit without counting: a token has at least a byte.
-
-        The size of tools, images and audio is unknown.
-        """
-        if self.settings.request.tools or any(message.role == "tool" or message.media for message in messages):
-            return False
-        texts = (f"{message.content}{message.reasoning}" for message in messages)
-        return sum(len(text.encode()) + _MARKER_BYTES for text in texts) <= window.room
-
-    def _choose(self, messages: Sequence[Message], window: Window) -> tuple[tuple[int, ...], Policy]:
-        """Return the indices of the turns to drop, and the policy."""
-        count = self._count(messages)
-        sizes = _sizes(messages, self._count(messages, with_tools=False))
-        n_first = len(self._beginning())
-        if n_first:  # no turn of the chat: it stays, as a system prompt does
-            sizes = [MessageSize("system", sum(message.tokens for message in sizes[:n_first])), *sizes[n_first:]]
-        window = replace(window, overhead=max(0, count.total - sum(message.tokens for message in sizes)))
-        policy: Policy = "stop" if self.settings.overflow == "ask" else self.settings.overflow
-        dropped = fit(sizes, window, policy)
-        if isinstance(dropped, DoesNotFit) and self.settings.overflow == "ask":
-            policy = self._on_overflow(dropped)
-            dropped = fit(sizes, window, policy)
-        if isinstance(dropped, DoesNotFit):
-            raise ContextOverflowError(
-                "the conversation does not fit into the context window", why=dropped.why, hint=dropped.hint
-            )
-        return dropped, policy
-
-    def _summary(self, turns: Sequence[WindowTurn], sampling: SamplingParams) -> str:
-        """Let the model condense the dropped turns, in batches if all at once are too long."""
-        sizes = [self._tokens_of(turn) for turn in turns]
-        steps = condense([turn.messages for turn in turns], sizes, self.model.n_ctx)
-        messages = next(steps)
-        while True:
-            try:
-                messages = steps.send(self._plain_answer(messages, sampling))
-            except StopIteration as end:
-                return str(end.value)
-
-    def _tokens_of(self, turn: WindowTurn) -> int:
-        ends_with_question = turn.messages[-1].role == "user"  # as some templates require
-        messages = turn.messages if ends_with_question else [*turn.messages, Message("user", "")]
-        count = self._count(messages, with_tools=False)
-        return sum(message.tokens for message in _sizes(turn.messages, count))
-
-    def _plain_answer(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
-        request = AnswerRequest(
-            tuple(messages),
-            sampling=sampling,
-            limits=Limits(SUMMARY_TOKENS),
-            template=self.settings.request.template,
-            thinking=False,
-            stops_repeats=True,
-            speculation=self.model.speculation(),
-        )
-        response = ResponseAccumulator()
-        for event in self.model.answer(request):
-            response.take(event)
-        return response.text
-
-    def _to_send(self, turn: _OpenTurn) -> list[Message]:
-        question = self._with_media(Message("user", turn.question.content), turn.question.media)
-        return [*self._beginning(), *self._messages_of(turn.before), question, *self._results_of(turn)]
-
-    def _window(self) -> Window:
-        return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)
-
-    def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
+    def _count(self, messages: Sequence[Message], *, tools: tuple[Tool, ...]) -> TokenCount:
         request = self.settings.request
-        tools = request.tools if with_tools else ()
         return self.model.count(
             messages,
             template=request.template,
@@ -486,9 +390,3 @@ class Conversation:
             keep_reasoning=request.keep_reasoning,
             tools=tools,
         )
-
-
-def _sizes(messages: Sequence[Message], count: TokenCount) -> list[MessageSize]:
-    """Return each message's size, with an equal share of the template's own tokens."""
-    markers = max(0, count.total - sum(count.each)) // (len(count.each) + 1)
-    return [MessageSize(message.role, tokens + markers) for message, tokens in zip(messages, count.each, strict=False)]

@@ -145,7 +145,7 @@ def _room(window: Window) -> str:
     return f"the context window has {window.tokens:,}{reserved}"
 
 
-def truncation_line(turns: Sequence[tuple[int, str]], tokens: int, policy: Policy) -> str:
+def truncation_line(turns: Sequence[tuple[int, str]], tokens: int, policy: str) -> str:
     """Return the line that names the dropped turns and their tokens.
 
     Args:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmrun.chat.attachments import Attachments
-from llmrun.chat.conversation import ChatSettings, Conversation, Overflow
+from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.truncation import POLICIES, DoesNotFit, Policy
+from llmrun.chat.turn import Overflow
 from llmrun.cli.answering import on_ctrl_c
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model

@@ -17,7 +17,7 @@ from llmrun.chat.passages import FolderIndex, Passage, passages_for
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
-from llmrun.chat.store.turns import MAX_ROUNDS, Question
+from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, on_ctrl_c, show, show_again, show_attached
 from llmrun.cli.docs import show_found
 from llmrun.cli.options import LoadingOptions
@@ -222,14 +222,10 @@ class Chat:
         """Show an answer, and after tool calls the next ones."""
         conversation = self.conversation
         finished = self._show_round(events)
-        for _ in range(MAX_ROUNDS):
-            if not conversation.calls:
-                return finished
+        while conversation.calls:
             results = [self.tools.answer(call) for call in conversation.calls]
             self._update_tools()
             finished = self._show_round(conversation.go_on(results))
-        if conversation.calls:
-            self.output.note(f"Stopped after {MAX_ROUNDS} rounds of tool calls. Ask to continue for more.")
         return finished
 
     def _show_round(self, events: Events) -> Finished:

@@ -12,8 +12,9 @@ import math
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -371,11 +372,24 @@ class ResponseStreams:
                     choice.connection.cancel(choice.request)
 
 
-class HttpExchange:
-    """One HTTP request and its response."""
+class Exchange(ABC):
+    """One HTTP request, and its response of answers.
 
-    def __init__(self, api: CompletionApi, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
-        self._api = api
+    Args:
+        streams_overflow: see CompletionApi.
+    """
+
+    def __init__(
+        self,
+        error_body: ErrorBody,
+        state: ServerState,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        streams_overflow: bool = False,
+    ) -> None:
+        self._error_body, self._streams_overflow = error_body, streams_overflow
         self._pool, self._traffic, self._metrics, self._sampling, self._responses = state
         self._log: dict[str, Any] = scope["state"]
         self._owner: str = scope["owner"]
@@ -398,18 +412,7 @@ class HttpExchange:
     async def run(self) -> None:
         """Answer the request. An error becomes an HTTP error, or the last event of the stream."""
         try:
-            data = await read_body(self._receive)
-            self._arrived = time.perf_counter()
-            threads = DOCUMENT_THREADS if has_documents(data) else None
-            if threads is not None or len(data) > LONG_BODY:
-                body, completion = await asyncio.get_running_loop().run_in_executor(threads, self._parse, data)
-            else:
-                body, completion = self._parse(data)
-            async with (
-                self._traffic.admitted(completion.n_choices, self._receive) as self._watch,
-                self._pool.lease(completion.model, completion.keep_seconds) as pooled,
-            ):
-                await self._respond(body, completion, pooled)
+            await self._work()
         except ClientLeftError as error:
             self._log["reason"] = error.code
         except LlmrunError as error:
@@ -419,58 +422,43 @@ class HttpExchange:
         finally:
             self._backlog.close()
 
-    def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
-        body = parse_json(data)
-        if self._api.expands:
-            body = self._responses.expanded(self._owner, body)
-        completion = self._api.read(body).owned_by(self._owner)
-        model = self._pool.true_name(completion.model)
-        sampling = {**completion.sampling, **self._sampling}
-        return body, completion._replace(model=model, named=completion.model, sampling=sampling)
+    @abstractmethod
+    async def _work(self) -> None:
+        """Answer the request."""
 
-    async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
-        name = completion.model or pooled.name
+    def _show_model(self, name: str) -> None:
+        """Name the model in the log and in a header."""
         self._log["model"] = name
         self._headers |= model_header(name)
-        self._name_ignored(completion.ignored)
-        answer_id = f"{self._api.id_prefix}{secrets.token_hex(12)}"
-        prompts = await self._scored_prompts(completion, pooled) if completion.scores_prompts else ()
-        envelope = Envelope(answer_id, int(time.time()), shown_name(completion.named, name), prompts)
-        self._writer = writer = self._api.writer(body, envelope)
-        self._is_stream = completion.stream
-        if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
-            if completion.keep_seconds != 0:
-                await self._pool.ready(pooled)
-            self._is_stream = False
-            await self._send_end(writer)
-            return
+
+    async def _answer(self, completion: CompletionRequest, pooled: PooledModel, writer: AnswerWriter) -> None:
+        """Let the model answer, and send what the writer makes of it but for its end."""
+        self._writer, self._is_stream = writer, completion.stream
         self._answers = answers = ResponseStreams(
             self._pool, pooled, completion, self.put, self._metrics, self._arrived
         )
-        clock = asyncio.ensure_future(self._watch_sending())
         try:
-            with self._responses.writing(self._owner, answer_id, answers.stop, writer.whole):
-                for _ in range(_GATHER_TURNS):
-                    await asyncio.sleep(0)
-                answers.start()
-                while not answers.is_done:
-                    await self._forward(answers, writer)
-                if self._api.kept is not None and (items := self._api.kept(body)) is not None:
-                    self._responses.add(self._owner, items, writer.whole())
-            await self._send_end(writer)
+            for _ in range(_GATHER_TURNS):
+                await asyncio.sleep(0)
+            answers.start()
+            while not answers.is_done:
+                await self._forward(answers, writer)
         finally:
             answers.cancel()
+
+    @contextmanager
+    def _kept_alive(self) -> Iterator[None]:
+        """Watch inside the block that the client reads what is sent, and request keep-alives."""
+        clock = asyncio.ensure_future(self._watch_sending())
+        try:
+            yield
+        finally:
             clock.cancel()
 
-    async def _scored_prompts(
-        self, completion: CompletionRequest, pooled: PooledModel
-    ) -> tuple[tuple[TokenLogprob, ...], ...]:
-        """Return the log-probabilities of the tokens of each prompt."""
-        engine, found = await self._pool.ready(pooled), []
-        for request in (completion.request, *completion.others):
-            command = ScorePrompt(request.prompt or "", request.prompt_tokens, request.logprobs or 0)
-            found.append((await engine.do(PROMPT_SCORES, command)).tokens)
-        return tuple(found)
+    def _stop(self) -> None:
+        """Let the model end the answers that are not finished."""
+        if self._answers is not None:
+            self._answers.stop()
 
     def _name_ignored(self, paths: tuple[str, ...]) -> None:
         """Name more parts of the request that are not honoured, in the log and in a header if it is not sent yet."""
@@ -600,12 +588,12 @@ class HttpExchange:
         if error.http_status >= 500:
             self._log["error"] = str(error)
         writer, start = self._writer, b""
-        if writer and self._api.streams_overflow and isinstance(error, ContextOverflowError):
+        if writer and self._streams_overflow and isinstance(error, ContextOverflowError):
             start = await self._start_stream(writer)
         if self._has_sent_headers and writer is not None:
             await self._send_chunk(start + writer.error(error), is_last=True)
         else:
-            await send_error(self._send, error, self._api.error_body)
+            await send_error(self._send, error, self._error_body)
 
     def _log_start(self, started: Started, rewritten: tuple[Rewriting, ...]) -> None:
         self._log["prompt_tokens"], self._log["cached_tokens"] = started.prompt_tokens, started.reused_tokens
@@ -633,3 +621,64 @@ class HttpExchange:
                 self._watch.cancel()
             elif not self._is_sending and idle_seconds >= KEEP_ALIVE_SECONDS:
                 self._wake(None)
+
+
+class HttpExchange(Exchange):
+    """A request for completions in one protocol, and its response."""
+
+    def __init__(self, api: CompletionApi, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(api.error_body, state, scope, receive, send, streams_overflow=api.streams_overflow)
+        self._api = api
+
+    async def _work(self) -> None:
+        data = await read_body(self._receive)
+        self._arrived = time.perf_counter()
+        threads = DOCUMENT_THREADS if has_documents(data) else None
+        if threads is not None or len(data) > LONG_BODY:
+            body, completion = await asyncio.get_running_loop().run_in_executor(threads, self._parse, data)
+        else:
+            body, completion = self._parse(data)
+        async with (
+            self._traffic.admitted(completion.n_choices, self._receive) as self._watch,
+            self._pool.lease(completion.model, completion.keep_seconds) as pooled,
+        ):
+            await self._respond(body, completion, pooled)
+
+    def _parse(self, data: bytes) -> tuple[dict[str, Any], CompletionRequest]:
+        body = parse_json(data)
+        if self._api.expands:
+            body = self._responses.expanded(self._owner, body)
+        completion = self._api.read(body).owned_by(self._owner)
+        model = self._pool.true_name(completion.model)
+        sampling = {**completion.sampling, **self._sampling}
+        return body, completion._replace(model=model, named=completion.model, sampling=sampling)
+
+    async def _respond(self, body: Mapping[str, Any], completion: CompletionRequest, pooled: PooledModel) -> None:
+        name = completion.model or pooled.name
+        self._show_model(name)
+        self._name_ignored(completion.ignored)
+        answer_id = f"{self._api.id_prefix}{secrets.token_hex(12)}"
+        prompts = await self._scored_prompts(completion, pooled) if completion.scores_prompts else ()
+        envelope = Envelope(answer_id, int(time.time()), shown_name(completion.named, name), prompts)
+        writer = self._api.writer(body, envelope)
+        if not completion.request.messages and completion.request.prompt is None:  # only load or unload the model
+            if completion.keep_seconds != 0:
+                await self._pool.ready(pooled)
+            await self._send_end(writer)
+            return
+        with self._kept_alive():
+            with self._responses.writing(self._owner, answer_id, self._stop, writer.whole):
+                await self._answer(completion, pooled, writer)
+                if self._api.kept is not None and (items := self._api.kept(body)) is not None:
+                    self._responses.add(self._owner, items, writer.whole())
+            await self._send_end(writer)
+
+    async def _scored_prompts(
+        self, completion: CompletionRequest, pooled: PooledModel
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """Return the log-probabilities of the tokens of each prompt."""
+        engine, found = await self._pool.ready(pooled), []
+        for request in (completion.request, *completion.others):
+            command = ScorePrompt(request.prompt or "", request.prompt_tokens, request.logprobs or 0)
+            found.append((await engine.do(PROMPT_SCORES, command)).tokens)
+        return tuple(found)

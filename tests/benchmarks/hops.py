@@ -34,7 +34,7 @@ WATCH = """
 import itertools, os, threading, sys
 folder, value, stores = os.environ["HOPS_FOLDER"] + "/llmrun/", os.environ["HOPS_VALUE"], "HOPS_STORES" in os.environ
 ends = {"Pipe._write", "SequenceSampler.__init__", "Outbox.add", "Channel.send", "PendingRequest.take", "Page.add",
-        "Page.take", "AnswerView._write", "ChunkWriter.write", "HttpExchange.put", "RunningAnswer._send"}
+        "Page.take", "AnswerView._write", "ChunkWriter.write", "Exchange.put", "RunningAnswer._send"}
 own = {"Page.add", "Page.take", "AnswerSplitter.feed", "TextStream.push", "LlamaVocabulary.piece"}
 local, count, told = threading.local(), itertools.count(), set()
 def carries(thing, depth=0):

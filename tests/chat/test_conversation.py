@@ -12,12 +12,13 @@ import pytest
 from support.answers import sent
 
 from llmrun.chat.attachments import read_media
-from llmrun.chat.conversation import ChatSettings, Conversation, Overflow
+from llmrun.chat.conversation import ChatSettings, Conversation
 from llmrun.chat.media import MediaFile
 from llmrun.chat.store.export import export, read_json
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import INTERRUPTED, Question
-from llmrun.chat.truncation import Policy
+from llmrun.chat.truncation import Policy, Window
+from llmrun.chat.turn import Overflow
 from llmrun.errors import ContextOverflowError, EngineCrashedError, OutOfMemoryError, UsageError
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.protocol.messages import (
@@ -456,7 +457,8 @@ def test_random_conversations_over_the_limit(policy: Overflow, tmp_path: Path) -
             sent = talk.model.seen[-1]
             assert sent == talk.chat.messages()[:-1], "the saved chat sees what the model saw"
             assert (sent[0].role == "system") == bool(system)
-            assert started.prompt_tokens + talk.conversation._window().reserve <= talk.model.n_ctx
+            window = Window.of(talk.model.n_ctx, talk.conversation.settings.request.limits.max_tokens)
+            assert started.prompt_tokens + window.reserve <= talk.model.n_ctx
             reported = [note for note in talk.notes if " tokens, " in note]
             assert len(reported) == len(answer.departures)
             assert all(f"{d.tokens:,} tokens" in note for d, note in zip(answer.departures, reported, strict=True))

@@ -7,39 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from llmrun.chat.store.turns import INTERRUPTED, MAX_ROUNDS, Answer, OpenAnswer, ToolOutput, round_messages
-from llmrun.chat.truncation import (
-    SUMMARY_TOKENS,
-    DoesNotFit,
-    MessageSize,
-    Policy,
-    Window,
-    condense,
-    fit,
-    summary_turn,
-    turns_of,
-)
-from llmrun.errors import ContextOverflowError, LlmrunError
+from llmrun.chat.media import MediaCache
+from llmrun.chat.store.turns import INTERRUPTED, Answer, ToolOutput, Truncation, WindowTurn
+from llmrun.chat.truncation import Policy
+from llmrun.chat.turn import Step, Steps, Turn
+from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, Stats, ToolCall
-from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import COUNT_TOKENS
-from llmrun.server.answer import SSE_COMMENT, AnswerWriter, CompletionRequest, sse_event
-from llmrun.server.connection import EngineConnection
-from llmrun.server.exchange import KEEP_ALIVE_SECONDS, CompletionApi, HttpExchange, ServerState
+from llmrun.server.answer import AnswerWriter, CompletionRequest, sse_event
+from llmrun.server.exchange import Exchange, ServerState
 from llmrun.server.http import App, ClientLeftError, Receive, RouteNotFoundError, Scope, Send
-from llmrun.server.page.chats import PageChats, Said, with_media
+from llmrun.server.page.chats import OpenQuestion, PageChats
 from llmrun.server.page.requests import needed_id, own, read_fields
 from llmrun.server.page.running import RunningAnswer
 from llmrun.server.page.tools import PageTools
@@ -47,31 +36,30 @@ from llmrun.server.pool import PooledModel
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import error_body
 from llmrun.server.protocols.options import read_limits, read_sampling
+from llmrun.server.watch import watched
 
 _PACE_SECONDS = 0.1
+_Result = TypeVar("_Result")
 
 
 class PageWriter(AnswerWriter):
-    """Writes the events of one answer, and accumulates it.
+    """Writes the events of one answer, and accumulates it. A turn with calls of tools has several.
 
     Text within _PACE_SECONDS of the last text sent is held until the next part: the page draws no more often, and each
     chunk wakes three processes of a browser, which shares the processor with the engine.
 
     Args:
         begins: text that the answer was given to begin with.
+        notes: lines that the user has to know; those that are sent are removed.
 
     Attributes:
         answer: as far as it was received.
-        failed: the stream ended with an error.
-        notes: lines about files that are left out.
     """
 
-    def __init__(self, begins: str = "") -> None:
+    def __init__(self, begins: str = "", notes: list[str] | None = None) -> None:
         super().__init__()
         (self.answer,) = self.answers
-        self.failed = False
-        self.notes: list[str] = []
-        self._begins = begins
+        self._begins, self._notes = begins, [] if notes is None else notes
         self._waiting = bytearray()
         self._due = 0.0  # when text is sent again
         self._began = time.monotonic()
@@ -98,16 +86,20 @@ class PageWriter(AnswerWriter):
         )
 
     def begin(self) -> bytes:
-        return b"".join(sse_event({"text": note}, "note") for note in self.notes)
+        events = b"".join(sse_event({"text": note}, "note") for note in self._notes)
+        self._notes.clear()
+        return events
 
     def started(self, choice: int) -> bytes:
         started = self.answer.started
         assert started is not None
-        return sse_event({"prompt_tokens": started.prompt_tokens, "cached_tokens": started.reused_tokens}, "started")
+        return self.begin() + sse_event(
+            {"prompt_tokens": started.prompt_tokens, "cached_tokens": started.reused_tokens}, "started"
+        )
 
     def part(self, choice: int, part: AnswerPart) -> bytes:
         if part.kind not in ("text", "reasoning"):
-            return b""  # calls are sent when they are whole, see _rounds()
+            return b""  # calls are sent when they are whole, see PageExchange
         self._last = time.monotonic()
         self._first = self._first or self._last
         self._n_pieces += len(part.logprobs) or 1
@@ -123,10 +115,9 @@ class PageWriter(AnswerWriter):
 
     def end(self) -> bytes:
         waiting, self._waiting = bytes(self._waiting), bytearray()
-        return waiting
+        return waiting + self.begin()
 
     def error(self, error: LlmrunError) -> bytes:
-        self.failed = True
         return self.end() + sse_event(error_body(error, error.http_status)["error"], "failed")
 
     def whole(self) -> dict[str, Any]:
@@ -161,14 +152,15 @@ class PageAnswers:
         """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}."""
         fields = await read_fields(request)
         chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
-        said = partial(self._chats.open_question, chat, question, together=fields.flag("together") is True)
-        asked = _completion(fields)
+        is_together = fields.flag("together") is True
+        open_question = partial(self._chats.open_question, chat, question, together=is_together)
         overflow: Any = fields.choice("overflow", "roll", "middle", "summarize")
-        if fields.flag("tools"):
-            asked = asked._replace(request=replace(asked.request, tools=self._tools.offered))
-        if fields.flag("together"):
-            return _StreamedResponse(partial(self._stream, asked, chat, said, overflow))
-        return _StreamedResponse(partial(self._run, partial(self._stream, asked, chat, said, overflow), chat))
+        asked = _PageQuestion(chat, open_question, _completion(fields), overflow, fields.flag("tools") is True)
+        app = partial(self._stream, asked)
+        return _StreamedResponse(app if is_together else partial(self._run, app, chat))
+
+    async def _stream(self, asked: _PageQuestion, scope: Scope, receive: Receive, send: Send) -> None:
+        await PageExchange(asked, self._chats, self._tools, self._state, scope, receive, send).run()
 
     async def close(self) -> None:
         """End all answers."""
@@ -199,206 +191,161 @@ class PageAnswers:
             running.stop()
         return JSONResponse({})
 
-    async def _stream(
+
+class _PageQuestion(NamedTuple):
+    """A question to answer on the page."""
+
+    chat: int
+    open: Callable[[], OpenQuestion]
+    completion: CompletionRequest
+    overflow: Policy | None
+    has_tools: bool
+
+
+class PageExchange(Exchange):
+    """The answer to a question on the page: takes the steps of its turn, sends what comes, and saves it."""
+
+    def __init__(
         self,
-        asked: CompletionRequest,
-        chat: int,
-        open_question: Callable[[], Said],
-        overflow: Policy | None,
+        asked: _PageQuestion,
+        chats: PageChats,
+        tools: PageTools,
+        state: ServerState,
         scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
-        """Send an answer, and save what was received of it, however it ends."""
-        async with self._state.pool.lease(asked.model) as pooled:
-            turn = _Turn(asked)
-            said = await self._chats.run(open_question)
-            try:
-                async with self._state.traffic.admitted(1, receive):
-                    messages, turn.writer.notes = await self._with_media(said, pooled)
-                    if overflow is not None:
-                        messages, notes = await self._fitted(asked, messages, pooled, overflow)
-                        turn.writer.notes += notes
-                await self._rounds(turn, messages, scope, receive, _OneStream(send))
-            except ClientLeftError:
-                pass
-            finally:
-                answer = None
+        super().__init__(error_body, state, scope, receive, send)
+        self._asked, self._chats, self._tools = asked, chats, tools
+        completion = asked.completion.owned_by(self._owner)
+        model, sampling = self._pool.true_name(completion.model), {**completion.sampling, **state.sampling}
+        self._completion = completion._replace(model=model, sampling=sampling)
+        self._notes: list[str] = []
+        self._round_writer = PageWriter(completion.request.begins, self._notes)
+        self._turn: Turn | None = None  # after the model is loaded
+
+    async def _work(self) -> None:
+        self._writer, self._is_stream, self._arrived = self._round_writer, True, time.perf_counter()
+        async with self._pool.lease(self._completion.model) as pooled:
+            self._show_model(self._completion.model or pooled.name)
+            opened = await self._chats.run(self._asked.open)
+            has_failed = False
+            with self._kept_alive():
                 try:
-                    answer = turn.answer(pooled, {**asked.sampling, **self._state.sampling})
-                finally:  # whatever fails, the chat is free again
-                    await asyncio.shield(self._chats.run(partial(self._chats.close_question, chat, answer)))
+                    await self._take_steps(opened, pooled)
+                except Exception as error:
+                    has_failed = not isinstance(error, ClientLeftError)
+                    raise
+                finally:
+                    answer = None
+                    try:
+                        answer = self._to_save(pooled, INTERRUPTED if has_failed else "cancelled")
+                    finally:  # whatever fails, the chat is free again
+                        close = partial(self._chats.close_question, self._asked.chat, answer)
+                        await asyncio.shield(self._chats.run(close))
+                await self._send_end(self._round_writer)
 
-    async def _with_media(self, said: Said, pooled: PooledModel) -> tuple[tuple[Message, ...], list[str]]:
-        """Return messages with their images and audio; the model has to be loaded to know which it reads."""
-        if not any(files for _, files in said):
-            return tuple(message for message, _ in said), []
-        await self._state.pool.ready(pooled)
-        return await asyncio.to_thread(with_media, said, pooled.loaded_model)
-
-    async def _fitted(
-        self, asked: CompletionRequest, messages: tuple[Message, ...], pooled: PooledModel, policy: Policy
-    ) -> tuple[tuple[Message, ...], list[str]]:
-        """Return the messages that fit into the context window, a summary among them, and a note about dropped turns.
-
-        Raises:
-            ContextOverflowError: the question alone does not fit.
-        """
-        request = asked.request
-        engine = await self._state.pool.ready(pooled)
-        counted = await engine.do(COUNT_TOKENS, replace(request, messages=messages))
-        n_ctx = pooled.loaded_model.n_ctx
-        overhead = max(counted.total - sum(counted.each), 0)
-        window = Window.of(n_ctx, request.limits.max_tokens, overhead=overhead)
-        sizes = [MessageSize(each.role, tokens) for each, tokens in zip(messages, counted.each, strict=True)]
-        dropped = fit(sizes, window, policy)
-        if isinstance(dropped, DoesNotFit):
-            raise ContextOverflowError("the question does not fit into the context window", why=dropped.why)
-        if not dropped:
-            return messages, []
-        ranges = [turns_of(sizes)[turn] for turn in dropped]
-        stay = [message for index, message in enumerate(messages) if not any(index in indices for indices in ranges)]
-        turns = f"{len(dropped)} earlier turn{'' if len(dropped) == 1 else 's'}"
-        if policy != "summarize":
-            return tuple(stay), [f"the model did not see {turns}, which did not fit"]
-        gone = [[messages[index] for index in indices] for indices in ranges]
-        n_tokens = [sum(sizes[index].tokens for index in indices) for indices in ranges]
-        sampling = pooled.loaded_model.sampling({**asked.sampling, **self._state.sampling})[0]
-        text = await self._summary(engine, condense(gone, n_tokens, n_ctx), sampling)
-        stay[ranges[0].start : ranges[0].start] = summary_turn(text)
-        return tuple(stay), [f"the model saw a summary of {turns} instead of them: {text}"]
-
-    async def _summary(
-        self, engine: EngineConnection, steps: Generator[list[Message], str, str], sampling: SamplingParams
-    ) -> str:
-        """Let the model condense turns."""
-        messages = next(steps)
+    async def _take_steps(self, opened: OpenQuestion, pooled: PooledModel) -> None:
+        """Take the steps of the turn; what computes counts as traffic, a decision about a tool does not."""
+        async with self._traffic.admitted(1, self._receive) as self._watch:
+            await self._wait(self._pool.ready(pooled))
+        self._turn = turn = self._new_turn(opened, pooled)
+        steps, results = turn.run(), None
         while True:
-            limits = Limits(SUMMARY_TOKENS)
-            request = AnswerRequest(
-                tuple(messages), sampling=sampling, limits=limits, thinking=False, stops_repeats=True
-            )
-            try:
-                messages = steps.send(await engine.write(request))
-            except StopIteration as end:
-                return str(end.value)
-
-    async def _rounds(
-        self, turn: _Turn, messages: tuple[Message, ...], scope: Scope, receive: Receive, stream: _OneStream
-    ) -> None:
-        """Let the model answer, run the tools that it calls, and let it go on, until it calls none."""
-        while True:
-            said = (*messages, *round_messages(turn.received.rounds))
-            tools = self._tools.offered if turn.asked.request.tools else ()
-            asked = replace(turn.asked.request, messages=said, begins=turn.begins, tools=tools)
-            request = turn.asked._replace(request=asked)
-            api = CompletionApi(
-                lambda body, request=request: request,  # type: ignore[misc]
-                lambda body, envelope: turn.writer,
-                error_body,
-                "ui-",
-            )
-            try:
-                await HttpExchange(api, self._state, scope, _with_empty_body(receive), stream.send).run()
-            finally:
-                turn.received.end_round(turn.writer.answer, turn.begins)
-            calls = turn.received.calls
-            if not calls or len(turn.received.rounds) >= MAX_ROUNDS:
-                break
-            shown = [{**call._asdict(), "asks": self._tools.asks(call)} for call in calls]
-            await stream.add(sse_event({"text": turn.writer.text, "calls": shown}, "calls"))
-            results = await _unless_disconnected(self._results(calls, stream), receive, stream)
-            if results is None:
+            turn.request = replace(turn.request, tools=self._tools.offered if self._asked.has_tools else ())
+            async with self._traffic.admitted(1, self._receive) as self._watch:
+                step = await _send(steps, results)
+                while step is not None and step[0] != "answer":
+                    engine = await self._pool.ready(pooled)
+                    work = engine.do(COUNT_TOKENS, step[1]) if step[0] == "count" else engine.write(step[1])
+                    step = await _send(steps, await self._wait(work))
+                assert step is not None
+                await self._round(turn, step[1], pooled)
+            if await _send(steps) is None:
                 return
-            turn.go_on(results)
-        await stream.close()
+            async with watched(self._receive) as self._watch:
+                results = await self._wait(self._results(turn.calls))
 
-    async def _results(self, calls: tuple[ToolCall, ...], stream: _OneStream) -> list[ToolOutput]:
+    def _new_turn(self, opened: OpenQuestion, pooled: PooledModel) -> Turn:
+        model, completion = pooled.loaded_model, self._completion
+        sampling = model.sampling(self._pool.sampling(completion.model, completion.sampling))[0]
+        return Turn(
+            model,
+            opened.question,
+            replace(completion.request, sampling=sampling),
+            opened.before,
+            MediaCache(self._notes.append),
+            on_note=self._notes.append,
+            on_departure=self._note_departure,
+            overflow=self._asked.overflow,
+            beginning=[Message("system", opened.saved.system)] if opened.saved.system else (),
+        )
+
+    def _note_departure(self, gone: Sequence[WindowTurn], truncation: Truncation) -> None:
+        turns = f"{len(gone)} earlier turn{'' if len(gone) == 1 else 's'}"
+        if truncation.summary:
+            self._notes.append(f"the model saw a summary of {turns} instead of them: {truncation.summary}")
+        else:
+            self._notes.append(f"the model did not see {turns}, which did not fit")
+
+    async def _wait(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Return the result of work; keep the stream alive meanwhile."""
+        working = asyncio.ensure_future(work)
+        working.add_done_callback(lambda _: self._wake(None))
+        try:
+            while not working.done():
+                await self._next_items()
+                if not working.done():
+                    await self._send_chunk(await self._keep_alive(self._round_writer))
+            return working.result()
+        finally:
+            working.cancel()
+
+    async def _round(self, turn: Turn, request: AnswerRequest, pooled: PooledModel) -> None:
+        """Send one answer of the model."""
+        if turn.answer.rounds:
+            self._arrived = time.perf_counter()
+        self._round_writer = writer = PageWriter(request.begins, self._notes)
+        try:
+            await self._answer(self._completion._replace(request=request), pooled, writer)
+        finally:
+            turn.answer.end_round(writer.answer, request.begins)
+
+    async def _results(self, calls: tuple[ToolCall, ...]) -> list[ToolOutput]:
+        """Return the results of calls, which the page shows and asks about."""
+        shown = [{**call._asdict(), "asks": self._tools.asks(call)} for call in calls]
+        await self._send_chunk(sse_event({"text": self._round_writer.text, "calls": shown}, "calls"))
         results = []
         for call in calls:
             results.append(await self._tools.result(call))
-            await stream.add(sse_event({"id": call.id, "text": results[-1].text}, "result"))
+            await self._send_chunk(sse_event({"id": call.id, "text": results[-1].text}, "result"))
         return results
 
+    def _to_save(self, pooled: PooledModel, reason: str) -> Answer | None:
+        """Return what to save; None if nothing was received before it was stopped or failed.
 
-class _Turn:
-    """An answer on the page: what was received of it, and the writer of the running round."""
-
-    def __init__(self, asked: CompletionRequest) -> None:
-        self.asked, self.begins = asked, asked.request.begins
-        self.writer = PageWriter(self.begins)
-        self.received = OpenAnswer()
-
-    def go_on(self, results: Sequence[ToolOutput]) -> None:
-        """Begin the next round, with the results of the calls."""
-        self.received.go_on(results)
-        self.writer, self.begins = PageWriter(), ""
-
-    def answer(self, pooled: PooledModel, sampling: Mapping[str, Any]) -> Answer | None:
-        """Return what to save; None if nothing was received before it was stopped or failed."""
-        last = self.writer.answer
-        if (last.started is None and not self.received.rounds) or pooled.model is None:
+        Args:
+            reason: of the end, if the model has not ended it.
+        """
+        last, turn = self._round_writer.answer, self._turn
+        if turn is None or (last.started is None and not turn.answer.rounds):
             return None
-        reason = last.reason or (INTERRUPTED if self.writer.failed else "cancelled")
-        n_ctx = pooled.model.n_ctx if pooled.is_loaded else 0
-        return self.received.to_save(
-            {"stop_string": "stop", "tool_calls": "cancelled"}.get(reason, reason),  # calls without results
-            has_text=last.has_text,
-            model=pooled.model.used,
-            sampling=pooled.model.sampling(sampling)[0],
-            limits=self.asked.request.limits,
-            stats=last.finished.stats if last.finished else replace(self.writer.stats, n_ctx=n_ctx),
-            adapters=pooled.model.adapters,
-        )
+        n_ctx = turn.model.n_ctx if pooled.is_loaded else 0
+        stats = last.finished.stats if last.finished else replace(self._round_writer.stats, n_ctx=n_ctx)
+        reason = {"stop_string": "stop", "tool_calls": "cancelled"}.get(last.reason, last.reason or reason)
+        return turn.to_save(reason, stats, has_text=last.has_text)
 
 
-class _OneStream:
-    """The responses of several exchanges as one stream of events.
+async def _send(steps: Steps, result: Any = None) -> Step | None:
+    """Give a turn the result of a step, and return the next one; a thread reads images and audio for it."""
 
-    Args:
-        send: of the request.
-    """
+    def send() -> Step | None:
+        try:
+            return steps.send(result)
+        except StopIteration:
+            return None
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._has_started = self._is_stream = self._is_error = False
-
-    async def send(self, message: Any) -> None:
-        """Pass on a message of an exchange: the headers of the first one only, and no end of the body yet."""
-        if message["type"] == "http.response.start":
-            self._is_error = message["status"] != 200 and self._has_started
-            if not self._has_started:
-                self._has_started, self._is_stream = True, message["status"] == 200
-                await self._send(message)
-        elif self._is_error:  # before the first event of a later exchange
-            await self.add(sse_event(load_json(message["body"])["error"], "failed"))
-        else:
-            await self._send({**message, "more_body": self._is_stream or message.get("more_body", False)})
-
-    async def add(self, data: bytes) -> None:
-        """Send events between exchanges."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def close(self) -> None:
-        """Send the end."""
-        if self._is_stream:
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def _unless_disconnected(work: Any, receive: Receive, stream: _OneStream) -> Any:
-    """Return the result of a coroutine, None if the client disconnected before; keep the stream alive meanwhile."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
-    try:
-        while True:
-            done, _ = await asyncio.wait(
-                (working, leaving), timeout=KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if done:
-                return await working if working in done else None
-            await stream.add(SSE_COMMENT)
-    finally:
-        for each in (working, leaving):
-            each.cancel()
+    return await asyncio.to_thread(send)
 
 
 class _StreamedResponse(Response):
@@ -422,17 +369,3 @@ def _completion(fields: Fields) -> CompletionRequest:
         begins=fields.text("begins") or "",
     )
     return CompletionRequest(fields.text("model") or "", request, read_sampling(fields), stream=True)
-
-
-def _with_empty_body(receive: Receive) -> Receive:
-    """Return a receive() that begins with an empty JSON object: the body was read before."""
-    is_read = False
-
-    async def receiving() -> Any:
-        nonlocal is_read
-        if is_read:
-            return await receive()
-        is_read = True
-        return {"type": "http.request", "body": b"{}", "more_body": False}
-
-    return receiving

@@ -106,12 +106,13 @@ _MOST_SHOWN = 2000  # characters of the text files of a question
 
 
 @dataclass
-class _OpenQuestion:
+class OpenQuestion:
     """A question that is being answered."""
 
     saved: SavedChat
     entry: int
-    said: Said
+    question: Question
+    before: list[WindowTurn]
     n_answers: int = 1  # being decoded
 
 
@@ -127,7 +128,7 @@ class PageChats:
         self._state_dir, self._index = state_dir, index
         self._thread = ThreadPoolExecutor(1, "saved chats")
         self._store: Sessions | None = None
-        self._answering: dict[int, _OpenQuestion] = {}
+        self._answering: dict[int, OpenQuestion] = {}
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
         """Call a method of this object in the store's thread."""
@@ -228,8 +229,8 @@ class PageChats:
         media = (read_media(str(file)) for file in save_media(uploads.media, folder / MEDIA))
         return Question.of(text, Attachments(files, media=tuple(media)), passages)
 
-    def open_question(self, chat: int, question: int, *, together: bool = False) -> Said:
-        """Go back to a question, hold its chat until close_question(), and return the conversation up to it.
+    def open_question(self, chat: int, question: int, *, together: bool = False) -> OpenQuestion:
+        """Go back to a question, hold its chat until close_question(), and return it with the turns before it.
 
         Args:
             together: another answer to this question may be on its way.
@@ -240,18 +241,18 @@ class PageChats:
         current = self._answering.get(chat)
         if together and current is not None and current.entry == question:
             current.n_answers += 1
-            return current.said
+            return current
         saved = self._opened(chat)
         try:
             asked = _entry(saved, question)
             while saved.last_question is not None and saved.last_question.id != asked.id:
                 saved.undo()
-            said = _said(saved.system, saved.window_before_question(), asked)
+            opened = OpenQuestion(saved, question, _question(asked), saved.window_before_question())
         except BaseException:
             saved.release()
             raise
-        self._answering[chat] = _OpenQuestion(saved, question, said)
-        return said
+        self._answering[chat] = opened
+        return opened
 
     def replayed(self, chat: int, answer: int) -> tuple[Said, Answer]:
         """Return the conversation before an answer of any branch, and the answer."""
@@ -360,7 +361,7 @@ def _entry(saved: SavedChat, wanted: int) -> TurnEntry:
     return found
 
 
-def _question(entry: TurnEntry) -> Any:
+def _question(entry: TurnEntry) -> Question:
     if not isinstance(entry.part, Question):
         raise UsageError("this message is not a question")
     return entry.part
