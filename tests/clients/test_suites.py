@@ -1,5 +1,7 @@
 """Suites that the clients' authors wrote, against `llmrun serve` with SmolLM2: what fails is named, with its reason.
 
+Each file of a suite is a test here, with a limit of its own. One that is over it ends alone, and what passed is told.
+
     LLMRUN_SUITES=FOLDER LLMRUN_CLIENTS_PYTHON=.../bin/python pytest -m '' -n 0 tests/clients/test_suites.py
 
 FOLDER holds the unpacked source distributions of openai and anthropic, which have their tests; the interpreter has
@@ -14,6 +16,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +27,12 @@ from table import ROWS, Row
 PYTHON = os.environ.get("LLMRUN_CLIENTS_PYTHON", sys.executable)
 SUITES = Path(os.environ.get("LLMRUN_SUITES", "no such folder"))
 LANGCHAIN = Path(__file__).with_name("langchain_suite.py")
-SECONDS = 7200
+PART_SECONDS, TEST_SECONDS = 540, 120  # of a file, which is less than pyproject.toml gives a test; of one of its tests
 # SmolLM2 knows no tools: it calls too many of them, or invents arguments.
 _WHAT_A_MODEL_CAN = (
     r"test_(tool_calling|agent_loop|structured_output|bind_runnables|unicode_tool|tool_choice|json_mode)"
 )
-_FAILED = re.compile(r"^(?:FAILED|ERROR) \S*?(\w+\.py::\S+)", re.MULTILINE)
+_OUTCOME = re.compile(r"^\S*?(\w+\.py::\S+) (PASSED|FAILED|ERROR)", re.MULTILINE)
 
 
 class Suite(NamedTuple):
@@ -70,44 +73,60 @@ def real(command: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rea
     running.end()
 
 
-def failures(folder: Path, words: tuple[str, ...], name: str, version: str, **environment: str) -> list[str]:
-    """Run a suite's files; return the tests that failed, and add the counts to the table."""
-    command = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-q", "-rfE", "--tb=no", *words]
-    changed = {**os.environ, **environment}
-    done = subprocess.run(
-        command, cwd=folder, env=changed, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
-    found = _FAILED.findall(done.stdout)
-    n_passed = int((re.findall(r"(\d+) passed", done.stdout) or ["0"])[-1])
-    ROWS.append(Row(name, version, f"its own suite: {n_passed + len(found)} tests", f"{n_passed} passed"))
-    assert n_passed
-    return found
+def failures(folder: Path, words: tuple[str, ...], part: Row, log: Path, **environment: str) -> list[str]:
+    """Run a part of a suite; return its tests that failed, and add what passed to the table, whole or not."""
+    command = [PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-v", "--tb=no", *words]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, f"--timeout={TEST_SECONDS}"],
+            cwd=folder,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PART_SECONDS)
+        is_over = process.poll() is None
+        process.kill()
+        process.wait()
+    outcomes = dict(_OUTCOME.findall(log.read_text(errors="replace")))
+    n_passed = list(outcomes.values()).count("PASSED")
+    result = f"{n_passed} of {len(outcomes)} passed" + f", stopped after {PART_SECONDS} s" * is_over
+    ROWS.append(part._replace(result=result))
+    assert n_passed, log.read_text(errors="replace")[-2000:]
+    assert not is_over, result
+    return [name for name, outcome in outcomes.items() if outcome != "PASSED"]
 
 
-@pytest.mark.parametrize("suite", [OPENAI, ANTHROPIC], ids=lambda suite: suite.package)
-def test_a_suite_of_a_library(real: RealServer, suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("suite", "file"),
+    [pytest.param(suite, file, id=f"{suite.package} {file}") for suite in (OPENAI, ANTHROPIC) for file in suite.files],
+)
+def test_a_file_of_a_librarys_suite(real: RealServer, suite: Suite, file: str, tmp_path: Path) -> None:
     folders = sorted(SUITES.glob(f"{suite.package}-*/tests"))
+    part = Row(suite.package, "-", f"its own suite: {file}", "skipped: not in LLMRUN_SUITES")
     if not folders:
-        ROWS.append(Row(suite.package, "-", "its own suite", "skipped: not in LLMRUN_SUITES"))
+        ROWS.append(part)
         pytest.skip(f"the source distribution of {suite.package} is not in LLMRUN_SUITES")
     folder = folders[-1].parent
-    version = folder.name.removeprefix(f"{suite.package}-")
+    part = part._replace(version=folder.name.removeprefix(f"{suite.package}-"))
     address = real.address + ("/v1" if suite is OPENAI else "")
-    words = (*(f"tests/api_resources/{name}" for name in suite.files), "-k", "not aiohttp")
-    found = failures(folder, words, suite.package, version, TEST_API_BASE_URL=address)
+    words = (f"tests/api_resources/{file}", "-k", "not aiohttp")
+    found = failures(folder, words, part, tmp_path / "log", TEST_API_BASE_URL=address)
     unknown = [name for name in found if not any(re.search(pattern, name) for pattern in suite.reasons)]
     assert not unknown, f"{len(unknown)} failed without a known reason"
 
 
-def test_langchains_standard_tests(real: RealServer) -> None:
+@pytest.mark.parametrize("protocol", ["TestChat", "TestResponses", "TestMessages", "TestOllama"])
+def test_langchains_standard_tests(real: RealServer, protocol: str, tmp_path: Path) -> None:
     code = "import langchain_tests, langchain_openai, importlib.metadata as m; print(m.version('langchain-tests'))"
     have = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=False)
+    part = Row("langchain-tests", have.stdout.strip() or "-", f"its own suite: {protocol}", "skipped: not installed")
     if have.returncode:
-        ROWS.append(Row("langchain-tests", "-", "its own suite", "skipped: not installed"))
+        ROWS.append(part)
         pytest.skip("langchain-tests is not installed")
     loop = ("-o", "asyncio_mode=auto", "-o", "asyncio_default_test_loop_scope=session")  # LangChain keeps its clients
-    words = (str(LANGCHAIN), "--noconftest", "-c", os.devnull, *loop)
-    found = failures(LANGCHAIN.parent, words, "langchain-tests", have.stdout.strip(), LLMRUN_SUITE_URL=real.address)
+    words = (f"{LANGCHAIN}::{protocol}", "--noconftest", "-c", os.devnull, *loop)
+    found = failures(LANGCHAIN.parent, words, part, tmp_path / "log", LLMRUN_SUITE_URL=real.address)
     unknown = [name for name in found if not re.search(_WHAT_A_MODEL_CAN, name)]
     assert not unknown, f"{len(unknown)} failed that do not depend on what a small model can do"
