@@ -81,7 +81,7 @@ struct Rounding {
             const float other = Isa::largest(values + i);
             most = other > most ? other : most;
         }
-        factor = most > 0 ? 127.0f / most : 0.0f;
+        factor = T::block == 32 ? factor_of(most) : most > 0 ? 127.0f / most : 0.0f;
         exact = T::block == 32 ? most / 127.0f : most > 0 ? 1.0f / factor : 0.0f;
         scale = T::block == 32 ? as_half(exact) : exact;
     }
@@ -126,9 +126,9 @@ void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packe
     }
 }
 
-// How many products of a byte and an activation fit into a 16-bit sum, by pairs.
+// How many products of a byte and an activation fit into a sum; 16 bits have pairs of them.
 template <class T>
-constexpr int steps_at_once = Isa::has_wide_bytes ? 8 : has_signed_bytes<T> ? 1 : T::maximum > 31 ? 2 : T::maximum > 15 ? 4 : 8;
+constexpr int steps_at_once = Isa::has_wide_sums ? 8 : has_signed_bytes<T> ? 1 : T::maximum > 31 ? 2 : T::maximum > 15 ? 4 : 8;
 
 template <class T, int Count>
 void multiply_tile(const Panel<T>& panel, const char* record, int blocks, float* const* results, int64_t rows, bool is_first) {
@@ -173,7 +173,7 @@ void multiply_tile(const Panel<T>& panel, const char* record, int blocks, float*
                         weights[v] = Isa::load(panel.bytes[b][step][v]);
                     }
                     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                        const Int activations = Isa::every_of(record + 32 * c + 4 * step);
+                        const auto activations = Isa::step_of(record + 32 * c, step);
                         LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
                             products[c][v] = Isa::dot<is_signed>(products[c][v], weights[v], activations);
                         }
