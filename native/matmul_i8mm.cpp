@@ -2,44 +2,65 @@
 
 namespace llmrun::i8mm {
 
-#include "matmul_neon.hpp"
+#include "matmul_dotprod.hpp"
 
-struct Isa : Neon {
+// An instruction multiplies 8 weights of 2 rows with 8 activations of 2 columns.
+struct Isa : Dotprod {
     static constexpr const char* name = "NEON i8mm";
-    static constexpr int vectors = 1, columns = 6;
-    static constexpr bool has_wide_bytes = false, has_wide_sums = true;
+    static constexpr bool has_matrices = true;
 
-    // 16 activations, of which 4 are multiplied
-    struct Step {
-        int8x16_t activations;
-        int part;
-    };
-
-    LLMRUN_INLINE static Step step_of(const char* activations, int step) { return {signed_bytes_of(load_register(activations + step / 4 * 16)), step % 4}; }
-
-    // Products are added up from begin() on by dot(), which end() adds to what there was.
-    template <bool>
-    LLMRUN_INLINE static Int begin(Int sums) { return sums; }
-    template <bool>
-    LLMRUN_INLINE static Int dot(Int sums, Int weights, Int activations) {
-        return {vdotq_s32(sums.a, signed_bytes_of(weights.a), signed_bytes_of(activations.a)),
-                vdotq_s32(sums.b, signed_bytes_of(weights.b), signed_bytes_of(activations.b))};
+    // 8 steps of 4 weights of each row -> 4 steps of 8
+    LLMRUN_INLINE static void pair_steps(uint8_t* bytes) {
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            const Int x = load(bytes + 64 * i), y = load(bytes + 64 * i + 32);
+            store(bytes + 64 * i, {vzip1q_s32(x.a, y.a), vzip2q_s32(x.a, y.a)});
+            store(bytes + 64 * i + 32, {vzip1q_s32(x.b, y.b), vzip2q_s32(x.b, y.b)});
+        }
     }
-    template <bool>
-    LLMRUN_INLINE static Int dot(Int sums, Int weights, Step step) {
-        return step.part == 0   ? dot_part<0>(sums, weights, step.activations)
-               : step.part == 1 ? dot_part<1>(sums, weights, step.activations)
-               : step.part == 2 ? dot_part<2>(sums, weights, step.activations)
-                                : dot_part<3>(sums, weights, step.activations);
+
+    // The columns of a pair have turns by 8 activations; the last column of an odd number is alone.
+    LLMRUN_INLINE static void pair_columns(const char* bytes, char* record, int64_t column, int64_t count) {
+        const bool is_alone = column + 1 == count && count % 2;
+        char* to = record + (is_alone ? 32 * column : column / 2 * 64 + column % 2 * 8);
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            __builtin_memcpy(to + i * (is_alone ? 8 : 16), bytes + 8 * i, 8);
+        }
     }
-    template <bool>
-    LLMRUN_INLINE static Int end(Int, Int products) { return products; }
+
+    // Adds the products of `Steps` steps to the dots of a tile.
+    template <int Count, int Steps>
+    LLMRUN_INLINE static void multiply_pairs(const uint8_t* weights, const char* record, int begin, Int (*dots)[1]) {
+        constexpr int pairs = (Count + 1) / 2;
+        Int sums[pairs][2];
+        LLMRUN_UNROLL for (int i = 0; i < pairs; ++i) {
+            const Int first = dots[2 * i][0], second = 2 * i + 1 < Count ? dots[2 * i + 1][0] : none();
+            sums[i][0] = {vzip1q_s32(first.a, second.a), vzip2q_s32(first.a, second.a)};
+            sums[i][1] = {vzip1q_s32(first.b, second.b), vzip2q_s32(first.b, second.b)};
+        }
+        LLMRUN_UNROLL for (int step = begin; step < begin + Steps; ++step) {
+            const Int first = load(weights + 64 * step), last = load(weights + 64 * step + 32);
+            LLMRUN_UNROLL for (int i = 0; i < pairs; ++i) {
+                const char* activations = record + 64 * i;
+                const int8x16_t both = 2 * i + 1 < Count ? signed_bytes_of(load_register(activations + 16 * step)) : eight(activations + 8 * step);
+                sums[i][0] = multiply(sums[i][0], first, both);
+                sums[i][1] = multiply(sums[i][1], last, both);
+            }
+        }
+        LLMRUN_UNROLL for (int i = 0; i < pairs; ++i) {
+            const Int x = sums[i][0], y = sums[i][1];
+            dots[2 * i][0] = {vuzp1q_s32(x.a, x.b), vuzp1q_s32(y.a, y.b)};
+            if (2 * i + 1 < Count) {
+                dots[2 * i + 1][0] = {vuzp2q_s32(x.a, x.b), vuzp2q_s32(y.a, y.b)};
+            }
+        }
+    }
 
 private:
-    template <int Part>
-    LLMRUN_INLINE static Int dot_part(Int sums, Int weights, int8x16_t activations) {
-        return {vdotq_laneq_s32(sums.a, signed_bytes_of(weights.a), activations, Part),
-                vdotq_laneq_s32(sums.b, signed_bytes_of(weights.b), activations, Part)};
+    LLMRUN_INLINE static int8x16_t eight(const char* p) {
+        return vreinterpretq_s8_u8(vcombine_u8(vld1_u8(reinterpret_cast<const uint8_t*>(p)), vdup_n_u8(0)));
+    }
+    LLMRUN_INLINE static Int multiply(Int sums, Int weights, int8x16_t activations) {
+        return {vmmlaq_s32(sums.a, signed_bytes_of(weights.a), activations), vmmlaq_s32(sums.b, signed_bytes_of(weights.b), activations)};
     }
 };
 
