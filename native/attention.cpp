@@ -7,6 +7,8 @@ namespace llmrun {
 #ifdef LLMRUN_MATMUL_X86
 extern const AttentionKernels attention_of_avx2;
 extern const AttentionKernels attention_of_avx512;
+#elif defined(LLMRUN_MATMUL_ARM)
+extern const AttentionKernels attention_of_neon;
 #endif
 
 const AttentionKernel* AttentionKernels::of(int key_type, int value_type, int64_t depth, int64_t width) const {
@@ -21,6 +23,9 @@ const AttentionKernel* AttentionKernels::of(int key_type, int value_type, int64_
 const AttentionKernels& attention_kernels(const MatmulKernels& products) {
 #ifdef LLMRUN_MATMUL_X86
     return std::strncmp(products.name, "AVX-512", 7) == 0 ? attention_of_avx512 : attention_of_avx2;
+#elif defined(LLMRUN_MATMUL_ARM)
+    (void)products;
+    return attention_of_neon;
 #else
     static const AttentionKernels none{};
     (void)products;

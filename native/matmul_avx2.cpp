@@ -7,7 +7,7 @@ namespace llmrun::avx2 {
 struct Isa : Avx2 {
     static constexpr const char* name = "AVX2";
     static constexpr int vectors = 2, columns = 3;
-    static constexpr bool has_wide_bytes = false;  // sums of pairs have 16 bits
+    static constexpr bool has_wide_bytes = false, has_wide_sums = false, has_matrices = false;
 
     // Sums of bytes begin with pairs, in 16 bits. Signed bytes need 32 bits at once.
     template <bool Signed>

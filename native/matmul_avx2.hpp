@@ -14,6 +14,8 @@ struct Avx2 {
         __builtin_memcpy(&x, p, sizeof x);
         return _mm256_set1_epi32(x);
     }
+    // 4 activations
+    LLMRUN_INLINE static Int step_of(const char* activations, int step) { return every_of(activations + 4 * step); }
     LLMRUN_INLINE static Int both(Int a, Int b) { return _mm256_and_si256(a, b); }
     LLMRUN_INLINE static Int either(Int a, Int b) { return _mm256_or_si256(a, b); }
     LLMRUN_INLINE static Int differ(Int a, Int b) { return _mm256_xor_si256(a, b); }
@@ -29,6 +31,7 @@ struct Avx2 {
     LLMRUN_INLINE static Float every_float_of(const float* p) { return _mm256_broadcast_ss(p); }
     LLMRUN_INLINE static Float load_floats(const float* p) { return _mm256_loadu_ps(p); }
     LLMRUN_INLINE static void store_floats(float* p, Float x) { _mm256_storeu_ps(p, x); }
+    LLMRUN_INLINE static void keep(Float& x) { __asm__("" : "+v"(x)); }
     LLMRUN_INLINE static Float to_floats(Int x) { return _mm256_cvtepi32_ps(x); }
     LLMRUN_INLINE static Float times(Float a, Float b) { return _mm256_mul_ps(a, b); }
     LLMRUN_INLINE static Float minus(Float a, Float b) { return _mm256_sub_ps(a, b); }

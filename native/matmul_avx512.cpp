@@ -7,7 +7,7 @@ namespace llmrun::avx512vnni {
 struct Isa : Avx512 {
     static constexpr const char* name = "AVX-512 VNNI";
     static constexpr int vectors = 2, columns = 6;
-    static constexpr bool has_wide_bytes = true;  // sums of any byte and activation
+    static constexpr bool has_wide_bytes = true, has_wide_sums = true, has_matrices = false;
 
     // Products are added up from begin() on by dot(), which end() adds to what there was.
     template <bool>

@@ -14,6 +14,8 @@ struct Avx512 {
         __builtin_memcpy(&x, p, sizeof x);
         return _mm512_set1_epi32(x);
     }
+    // 4 activations
+    LLMRUN_INLINE static Int step_of(const char* activations, int step) { return every_of(activations + 4 * step); }
     LLMRUN_INLINE static Int both(Int a, Int b) { return _mm512_and_si512(a, b); }
     LLMRUN_INLINE static Int either(Int a, Int b) { return _mm512_or_si512(a, b); }
     LLMRUN_INLINE static Int differ(Int a, Int b) { return _mm512_xor_si512(a, b); }
@@ -29,6 +31,7 @@ struct Avx512 {
     LLMRUN_INLINE static Float every_float_of(const float* p) { return _mm512_set1_ps(*p); }
     LLMRUN_INLINE static Float load_floats(const float* p) { return _mm512_loadu_ps(p); }
     LLMRUN_INLINE static void store_floats(float* p, Float x) { _mm512_storeu_ps(p, x); }
+    LLMRUN_INLINE static void keep(Float& x) { __asm__("" : "+v"(x)); }
     LLMRUN_INLINE static Float to_floats(Int x) { return _mm512_cvtepi32_ps(x); }
     LLMRUN_INLINE static Float times(Float a, Float b) { return _mm512_mul_ps(a, b); }
     LLMRUN_INLINE static Float minus(Float a, Float b) { return _mm512_sub_ps(a, b); }

@@ -36,7 +36,10 @@ struct Ahead {
     }
 };
 
-template <class T>
+// With instructions that multiply matrices, weights and activations are beside each other by eights, and a tile multiplies pairs of
+// columns. Functions that know such an Isa have it as a parameter too, since what it has is missing in others.
+
+template <class T, class Set = Isa>
 void unpack(const uint8_t* weights, int64_t stride, int64_t rows, int depth, Panel<T>& panel, uint8_t* spare, Ahead& ahead) {
     for (int vector = 0; vector < Isa::vectors; ++vector) {
         Rows from{weights + vector * Isa::lanes * stride, stride};
@@ -54,6 +57,11 @@ void unpack(const uint8_t* weights, int64_t stride, int64_t rows, int depth, Pan
             ahead.fetch(Isa::lanes * T::bytes + 63);
             T::unpack(from, {panel.bytes[block][0][vector][0], panel.scale[block][0][vector],
                              T::minima ? panel.minimum[block][vector] : nullptr});
+            if constexpr (Set::has_matrices) {
+                for (int j = 0; j < T::block / 32; ++j) {
+                    Set::pair_steps(panel.bytes[block + j][0][vector][0]);
+                }
+            }
         }
     }
 }
@@ -81,7 +89,7 @@ struct Rounding {
             const float other = Isa::largest(values + i);
             most = other > most ? other : most;
         }
-        factor = most > 0 ? 127.0f / most : 0.0f;
+        factor = T::block == 32 ? factor_of(most) : most > 0 ? 127.0f / most : 0.0f;
         exact = T::block == 32 ? most / 127.0f : most > 0 ? 1.0f / factor : 0.0f;
         scale = T::block == 32 ? as_half(exact) : exact;
     }
@@ -101,7 +109,7 @@ struct Rounding {
     float total(int sum) const { return T::block == 32 ? as_half(exact * static_cast<float>(sum)) : exact * static_cast<float>(sum); }
 };
 
-template <class T>
+template <class T, class Set = Isa>
 void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packed, int64_t first, int64_t last) {
     const int64_t blocks = depth / T::block, tiles = tiles_of(columns);
     while (first < last) {  // the records of one tile, column by column
@@ -115,7 +123,13 @@ void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packe
                 const Rounding<T> rounding(values + T::block * i);
                 for (int part = 0; part < T::block; part += 32, record += count * share<T>) {
                     int sums[2];
-                    Isa::quantize(values + T::block * i + part, rounding.factor, record + 32 * column, sums);
+                    if constexpr (Set::has_matrices) {
+                        char bytes[32];
+                        Set::quantize(values + T::block * i + part, rounding.factor, bytes, sums);
+                        Set::pair_columns(bytes, record, column, count);
+                    } else {
+                        Isa::quantize(values + T::block * i + part, rounding.factor, record + 32 * column, sums);
+                    }
                     float* scales = reinterpret_cast<float*>(record + 32 * count);
                     scales[column] = rounding.scale;
                     rounding.correct(sums, scales + count + column, count);
@@ -126,11 +140,11 @@ void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packe
     }
 }
 
-// How many products of a byte and an activation fit into a 16-bit sum, by pairs.
+// How many products of a byte and an activation fit into a sum; 16 bits have pairs of them.
 template <class T>
-constexpr int steps_at_once = Isa::has_wide_bytes ? 8 : has_signed_bytes<T> ? 1 : T::maximum > 31 ? 2 : T::maximum > 15 ? 4 : 8;
+constexpr int steps_at_once = Isa::has_wide_sums ? 8 : has_signed_bytes<T> ? 1 : T::maximum > 31 ? 2 : T::maximum > 15 ? 4 : 8;
 
-template <class T, int Count>
+template <class T, int Count, class Set = Isa>
 void multiply_tile(const Panel<T>& panel, const char* record, int blocks, float* const* results, int64_t rows, bool is_first) {
     constexpr int vectors = Isa::vectors, steps = 8 / T::parts;
     constexpr bool is_signed = has_signed_bytes<T>;
@@ -160,28 +174,32 @@ void multiply_tile(const Panel<T>& panel, const char* record, int blocks, float*
                     dots[c][v] = offset_of<T> ? Isa::every_of(scales + (1 + part) * Count + c) : Isa::none();
                 }
             }
-            LLMRUN_UNROLL for (int begin = part * steps; begin < (part + 1) * steps; begin += at_once) {
-                Int products[Count][vectors];
-                LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                    LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                        products[c][v] = Isa::begin<is_signed>(dots[c][v]);
-                    }
-                }
-                LLMRUN_UNROLL for (int step = begin; step < begin + at_once; ++step) {
-                    Int weights[vectors];
-                    LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                        weights[v] = Isa::load(panel.bytes[b][step][v]);
-                    }
+            if constexpr (Set::has_matrices) {
+                Set::template multiply_pairs<Count, steps / 2>(panel.bytes[b][0][0][0], record, part * steps / 2, dots);
+            } else {
+                LLMRUN_UNROLL for (int begin = part * steps; begin < (part + 1) * steps; begin += at_once) {
+                    Int products[Count][vectors];
                     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                        const Int activations = Isa::every_of(record + 32 * c + 4 * step);
                         LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                            products[c][v] = Isa::dot<is_signed>(products[c][v], weights[v], activations);
+                            products[c][v] = Isa::begin<is_signed>(dots[c][v]);
                         }
                     }
-                }
-                LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                    LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                        dots[c][v] = Isa::end<is_signed>(dots[c][v], products[c][v]);
+                    LLMRUN_UNROLL for (int step = begin; step < begin + at_once; ++step) {
+                        Int weights[vectors];
+                        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                            weights[v] = Isa::load(panel.bytes[b][step][v]);
+                        }
+                        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                            const auto activations = Set::step_of(record + 32 * c, step);
+                            LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                                products[c][v] = Isa::dot<is_signed>(products[c][v], weights[v], activations);
+                            }
+                        }
+                    }
+                    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                            dots[c][v] = Isa::end<is_signed>(dots[c][v], products[c][v]);
+                        }
                     }
                 }
             }

@@ -53,7 +53,7 @@ void multiply_half_tile(const HalfTile& tile, int64_t first, int64_t rows) {
             }
             LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
                 Float activations = Isa::load_floats(tile.columns[c] + at);
-                __asm__("" : "+v"(activations));  // loaded once, not for each product
+                Isa::keep(activations);  // loaded once, not for each product
                 LLMRUN_UNROLL for (int r = 0; r < Rows; ++r) {
                     sums[c][r][part] = Isa::add_product(weights[r], activations, sums[c][r][part]);
                 }

@@ -3,14 +3,7 @@
 
 #include <immintrin.h>
 
-#include "matmul.hpp"
-
-#define LLMRUN_INLINE __attribute__((always_inline)) inline
-#ifdef __clang__
-#define LLMRUN_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define LLMRUN_UNROLL _Pragma("GCC unroll 16")
-#endif
+#include "matmul_isa.hpp"
 
 namespace llmrun {
 namespace {
@@ -40,6 +33,9 @@ LLMRUN_INLINE __m128i eight_halves(const uint8_t* p) {
 }
 
 LLMRUN_INLINE float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)); }
+
+// What ggml multiplies a block of 32 activations by, the largest of which is given.
+LLMRUN_INLINE float factor_of(float largest) { return largest > 0 ? 127.0f / largest : 0.0f; }
 
 // Writes 32 quantized activations and the sums of each half.
 LLMRUN_INLINE void store_quantized(__m128i x, __m128i y, char* bytes, int* sums) {

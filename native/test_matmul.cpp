@@ -180,6 +180,12 @@ float to_half(float value) {
     return std::copysign(std::nearbyint(magnitude / step) * step, value);
 }
 
+#ifdef __aarch64__
+constexpr bool is_arm = true;
+#else
+constexpr bool is_arm = false;
+#endif
+
 // Activations as ggml quantizes them for this type, and for each 32 of them what a weight's minimum counts for.
 struct Rounded {
     std::vector<double> values, totals;
@@ -190,7 +196,7 @@ struct Rounded {
             for (int64_t i = first; i < first + type.block; ++i) {
                 largest = std::max(largest, std::abs(from[i]));
             }
-            const float factor = largest > 0 ? 127.0f / largest : 0.0f;
+            const float inverse = 1.0f / (largest / 127.0f), factor = largest > 0 ? (is_arm && type.block == 32 ? inverse : 127.0f / largest) : 0.0f;
             const float scale = type.block == 32 ? largest / 127.0f : largest > 0 ? 1.0f / factor : 0.0f;
             for (int64_t begin = first; begin < first + type.block; begin += 32) {
                 float sum = 0;

@@ -218,8 +218,8 @@ _KERNEL_TYPES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K
 def kernel_types(cpu_flags: Collection[str]) -> frozenset[str]:
     """Return the types whose products llmrun's own kernels compute on this processor (native/matmul_core.hpp)."""
     flags = set(cpu_flags)
-    has_kernels = sys.platform == "linux" and own_kernels_wanted() and {"avx2", "fma"} <= flags
-    has_kernels = has_kernels and "amx_int8" not in flags  # ggml keeps weights in AMX's layout
+    is_x86 = {"avx2", "fma"} <= flags and "amx_int8" not in flags  # ggml keeps weights in AMX's layout
+    has_kernels = sys.platform == "linux" and own_kernels_wanted() and (is_x86 or "asimddp" in flags)
     return _KERNEL_TYPES if has_kernels else frozenset()
 
 
@@ -229,5 +229,5 @@ def repacked_types(cpu_flags: Collection[str]) -> frozenset[str]:
         wide = {"Q2_K"} if "avx512f" in cpu_flags else set()
         return frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} | wide) - kernel_types(cpu_flags)
     if "asimddp" in cpu_flags:
-        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"})
+        return frozenset({"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"}) - kernel_types(cpu_flags)
     return frozenset()

@@ -124,7 +124,6 @@ def test_repacked_types() -> None:
     assert "Q4_K" in repacked_types(("avx2",))
     assert "Q2_K" not in repacked_types(("avx2",))
     assert "Q2_K" in repacked_types(("avx2", "avx512f"))
-    assert "Q8_0" in repacked_types(("asimd", "asimddp"))
     assert not repacked_types(("sse4_2",))
 
 
@@ -135,5 +134,13 @@ def test_types_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repacked_types(("avx2", "fma")) == {"MXFP4"}
     assert not kernel_types(("avx2", "fma", "amx_int8"))
     assert not kernel_types(("avx2",))
+    assert kernel_types(("asimd", "asimddp")) == kernel_types(("avx2", "fma"))
+    assert repacked_types(("asimd", "asimddp")) == {"MXFP4"}
+    assert not kernel_types(("asimd",))
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not kernel_types(("asimd", "asimddp"))
+    assert "Q8_0" in repacked_types(("asimd", "asimddp"))
+    monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("LLMRUN_KERNELS", "ggml")
     assert not kernel_types(("avx2", "fma"))
+    assert not kernel_types(("asimd", "asimddp"))
