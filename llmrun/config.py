@@ -16,8 +16,6 @@ DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
 TUNE_FILE = "tune.json"
 """In Settings.state_dir: results of `llmrun tune`."""
-STEPS_FILE = "steps.json"
-"""Beside it: measured times of decode steps."""
 ATTENTION_FILE = "attention.json"
 """Beside it: measured times with flash attention and without."""
 VARIANTS_FILE = "cpu_variants.json"

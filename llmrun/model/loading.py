@@ -21,7 +21,7 @@ from llmrun.models.location import locate, not_on_disk
 from llmrun.models.modelfile import Modelfile
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, this_machine
-from llmrun.planning.measurements import measured_before
+from llmrun.planning.measurements import Comparisons, measured_before
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import Plan, scores_fit
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
@@ -74,8 +74,8 @@ def load(
         gpu_layers: layers on the GPU; -1 is all, None as many as fit.
         parallel: number of answers decoded together, each in its own context window; a shared prompt is prefilled once:
             `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
-        speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as pay by the step
-            times measured here, see measure_steps().
+        speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as are
+            expected to pay.
         draft: name or path of a smaller draft model with the same vocabulary, downloaded if missing; "mtp" drafts with
             the model's own heads, as is the default where it has some, "off" only from the text.
         lora: LoRA adapters, each a file or "FILE:SCALE"; AnswerRequest.adapters chooses among them.
@@ -174,9 +174,10 @@ def prepare(
     if drafts is not None:
         beside = replace(drafts.load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
         load = replace(load, draft=beside)
-    drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
+    drafting = DraftPolicy(header, load, speculate, drafts and drafts.header)
+    comparisons = Comparisons(header, hardware, load, settings.state_dir)
     load_for = partial(_load_for, load, plan, preferences, planned)
-    return Model(path, spec, header, _with_notes(plan, stored), load, drafting, tuned, draft, load_for)
+    return Model(path, spec, header, _with_notes(plan, stored), load, drafting, comparisons, tuned, draft, load_for)
 
 
 def _with_stored(

@@ -22,8 +22,9 @@ from llmrun.planning.plan import Measurements, Plan
 from llmrun.protocol.codec import from_json, load_json
 from llmrun.protocol.llama_folder import has_variants, library_folder
 from llmrun.protocol.loading import Load
+from llmrun.protocol.questions import Compare
 from llmrun.protocol.sizes import readable_size
-from llmrun.protocol.speculation import AttentionTime, VariantTime
+from llmrun.protocol.speculation import AttentionTime, Compared, VariantTime
 from llmrun.storage import alone_in, disk_errors, write_whole
 
 if TYPE_CHECKING:
@@ -145,6 +146,36 @@ def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measure
     return Measurements(attention, excess, measured_variant(header, hardware, folder))
 
 
+class Comparisons:
+    """What an idle engine can compare for a loaded model, for later loads of it.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+
+    def __init__(self, header: Header, hardware: Hardware, load: Load, folder: Path) -> None:
+        self._header, self._hardware, self._load, self._folder = header, hardware, load, folder
+
+    def missing(self) -> Compare | None:
+        """Return what was not compared yet; None if nothing is missing."""
+        header, hardware, folder = self._header, self._hardware, self._folder
+        is_known = measured_attention(header, hardware, folder)
+        attention = can_compare_attention(hardware, self._load) and not is_known
+        compare = Compare(attention, uncompared_types(header, hardware, self._load, folder))
+        return compare if any(compare) else None
+
+    def remember(self, found: Compared) -> None:
+        """Store what was compared.
+
+        Raises:
+            LlmrunError: the folder can't be written.
+        """
+        if found.attention:
+            remember_attention(found.attention, self._header, self._hardware, self._folder)
+        if found.variants:
+            remember_variants(found.variants, self._hardware, self._folder)
+
+
 # ---- flash attention on or off for one sequence
 #
 # Which setting is faster depends on the processor, the build of llama.cpp and the model's shape: off was 0.70 of the
@@ -169,17 +200,6 @@ def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
         return ""
     # Without flash attention, prefill is slower and needs more memory.
     return "off" if sum(time.on for time in times) >= _MIN_GAIN * sum(time.off for time in times) else "on"
-
-
-def forget_attention(header: Header, hardware: Hardware, folder: Path, seconds: float) -> None:
-    """Remove a measurement of which no step was as fast as `seconds`.
-
-    Raises:
-        LlmrunError: the folder can't be written.
-    """
-    times = _times(header, hardware, folder)
-    if times and all(min(time.on, time.off) > seconds for time in times):
-        drop_entry(folder / ATTENTION_FILE, model_key(header, hardware))
 
 
 def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTime]:

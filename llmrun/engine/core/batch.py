@@ -16,7 +16,6 @@ from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.media import MediaPart
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
 from llmrun.engine.core.sequence import Sequence, blame
-from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.base import Context, Entry
 
 Batch = list[Entry] | MediaPart  # The input of one decode call
@@ -85,7 +84,7 @@ def _draft(
     """Draft for each sequence in turn, or for all with the model's heads, unless one of them still prefills."""
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
-    planned: list[tuple[Sequence, Drafting | StepProbe]] = []
+    planned: list[tuple[Sequence, Drafting]] = []
     if isinstance(model, HeadModel) and len(chosen) > 1:
         planned += _plan_together(chosen, spare, model)
     if not planned and (len(chosen) == 1 or not (spare.are_equal and isinstance(model, HeadModel))):
@@ -95,7 +94,7 @@ def _draft(
                 end = sequence.n_cached + share
                 limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
                 with blame(sequence):
-                    rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen), end - 1))
+                    rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen)))
                 planned.append((sequence, sequence.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)
@@ -119,7 +118,7 @@ def _plan_together(
     asking: list[tuple[Sequence, Drafting]] = []
     for sequence, _ in chosen:
         drafting = sequence.drafting
-        if isinstance(drafting, Drafting) and isinstance(drafting.model, HeadDrafter):
+        if drafting is not None and isinstance(drafting.model, HeadDrafter):
             drafting.model.place(sequence.slot, sequence.n_waiting)
             if drafting.can_ask_model:
                 drafting.refuse()  # until it is planned
@@ -130,10 +129,10 @@ def _plan_together(
     n_tokens, n = sum(share for _, share in chosen), len(asking)
     depth = max(sequence.n_cached for sequence, _ in asking)
     limit = min(model.n_most, spare.draft, (spare.rows - n_tokens) // n, spare.cells // n, spare.window - depth - 1)
-    length, seconds = choose_together([drafting for _, drafting in asking], len(chosen), limit, depth)
+    length, cost = choose_together([drafting for _, drafting in asking], len(chosen), limit)
     if length <= 0:
         return []
-    step = StepShape(n_tokens, len(chosen), depth)
+    step = StepShape(n_tokens, len(chosen))
     for sequence, drafting in asking:
-        drafting.plan_together(sequence.tokens, length, seconds, step)
+        drafting.plan_together(sequence.tokens, length, cost, step)
     return asking

@@ -139,18 +139,6 @@ class DraftModel:
         self._n_taken = 0
         self.has_failed = False
 
-    def measured_sequence(self) -> tuple[int, int]:
-        """Return a sequence after which steps can be measured, and its length.
-
-        It is the longest one; emptied, if its last tokens can't be cut afterwards.
-        """
-        slot = max(self._slots, key=lambda slot: len(slot.tokens))
-        return slot.number, len(slot.tokens) if self.context.cuts else self.cut(slot, 0)
-
-    def restore(self, sequence_id: int, length: int) -> bool:
-        """Cut a measured sequence to its length; return False, and leave it empty, if the model can't."""
-        return self.cut(self._slots[sequence_id], length) == length
-
     def drafter(self) -> ModelDrafter:
         """Return a drafter for a new sequence."""
         return ModelDrafter(self)

@@ -97,19 +97,6 @@ class HeadModel:
         self.has_failed = False
 
     @property
-    def context(self) -> PredictionHeads:
-        """What measures the heads' steps."""
-        return self._heads
-
-    def measured_sequence(self) -> tuple[int, int]:
-        """Return the sequence with the most cached tokens, and their number."""
-        return self._heads.longest
-
-    def restore(self, sequence_id: int, length: int) -> bool:
-        """Cut a measured sequence to its length."""
-        return self._heads.forget(sequence_id, length)
-
-    @property
     def n_most(self) -> int:
         return self._heads.n_most
 

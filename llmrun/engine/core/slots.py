@@ -19,8 +19,8 @@ old one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -399,30 +399,6 @@ class Slots:
         """Return the longest prefix that a prompt shares with any slot, whether or not it can be reused."""
         same = (slot for slot in self.cached if self._salts[slot] == salt)
         return max((common_prefix(self.cached[slot], tokens) for slot in same), default=0)
-
-    @contextmanager
-    def emptied(self, slot: int) -> Iterator[bool]:
-        """Empty a slot until the context ends; yield False, and do nothing, if it can't be copied to be restored."""
-        tokens, state, checkpoints = self.cached[slot][:], bytearray(), self.checkpoints.of(slot)
-        if tokens:
-            has_room = self._host_cache.n_bytes + self._context.state_bytes(slot) <= self._copy_limit()
-            with suppress(LlmrunError, MemoryError):
-                state = self._context.state(slot) if has_room and not self.budget.is_shared(slot, 0) else state
-            if not state:
-                yield False
-                return
-            self.truncate(slot, 0)
-        try:
-            yield True
-        finally:
-            is_restored = False
-            with suppress(LlmrunError, MemoryError):
-                is_restored = bool(tokens) and self._context.set_state(slot, state, len(tokens))
-            if is_restored:
-                self.append(slot, tokens)
-                self.checkpoints.put(slot, checkpoints)
-            elif tokens:  # a part may have been written
-                self.truncate(slot, 0)
 
     def _choose(self, tokens: list[int], salt: Salt) -> tuple[int, bool]:
         """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""
