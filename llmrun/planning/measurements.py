@@ -1,4 +1,4 @@
-"""Earlier measurements on this machine, by machine, build of llama.cpp and shape of the model: files of entries.
+"""Earlier measurements on this machine: entries of a file, by what was measured, machine, build of llama.cpp and model.
 
 Every answer waits for this, so it reads small files and imports nothing heavy.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
+from llmrun.config import FASTER_VARIANTS_FILE, MEASURED_FILE
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.types import WEIGHT_TYPES
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 40
+_MOST_ENTRIES = 200
 _LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
 
 
@@ -45,6 +45,23 @@ def model_key(header: Header, hardware: Hardware) -> dict[str, Any]:
 def machine_key(hardware: Hardware) -> dict[str, Any]:
     """Return the part of a key that all models on this machine share."""
     return {"machine": _as_json(hardware.fingerprint), "build": _as_json(_build())}
+
+
+def find_measured(kind: str, key: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """Return what was measured; None if it was not.
+
+    Args:
+        kind: what, such as "attention".
+        key: model_key() or machine_key(), for a measurement that holds for all models.
+        folder: config.Settings.state_dir.
+    """
+    path = folder / MEASURED_FILE
+    return find_entry(path, {"kind": kind, **key}) if path.exists() else None
+
+
+def keep_measured(kind: str, key: dict[str, Any], folder: Path, entry: dict[str, Any]) -> None:
+    """Store what was measured; arguments as of find_measured(). Raises as keep_entry()."""
+    keep_entry(folder / MEASURED_FILE, {"kind": kind, **key}, entry)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -204,8 +221,7 @@ def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
 
 def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTime]:
     """Return what was measured; nothing if it was not, or is damaged."""
-    path = folder / ATTENTION_FILE
-    entry = find_entry(path, model_key(header, hardware)) if path.exists() else None
+    entry = find_measured("attention", model_key(header, hardware), folder)
     try:
         times = [from_json(AttentionTime, row) for row in entry["times"]] if entry else []
     except (TypeError, ValueError, KeyError):
@@ -219,8 +235,8 @@ def remember_attention(times: tuple[AttentionTime, ...], header: Header, hardwar
     Raises:
         LlmrunError: the folder can't be written.
     """
-    key = model_key(header, hardware)
-    keep_entry(folder / ATTENTION_FILE, key, {"times": [time._asdict() for time in times]})
+    entry = {"times": [time._asdict() for time in times]}
+    keep_measured("attention", model_key(header, hardware), folder, entry)
 
 
 # ---- the variants of the processor's backend, of which ggml chooses the one with the most instruction sets
@@ -291,8 +307,7 @@ def _main_types(header: Header) -> list[str]:
 
 def variant_times(hardware: Hardware, folder: Path) -> list[VariantTime]:
     """Return what was measured on this machine, of each type ggml's choice first; nothing if it is damaged."""
-    path = folder / VARIANTS_FILE
-    entry = find_entry(path, machine_key(hardware)) if path.exists() else None
+    entry = find_measured("variants", machine_key(hardware), folder)
     try:
         times = [from_json(VariantTime, row) for row in entry["times"]] if entry else []
     except (TypeError, ValueError, KeyError):
@@ -309,7 +324,7 @@ def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder
     types = {time.type for time in times}
     others = [time for time in variant_times(hardware, folder) if time.type not in types]
     key, path = machine_key(hardware), folder / FASTER_VARIANTS_FILE
-    keep_entry(folder / VARIANTS_FILE, key, {"times": [time._asdict() for time in (*others, *times)]})
+    keep_measured("variants", key, folder, {"times": [time._asdict() for time in (*others, *times)]})
     faster = [name for name, (_, gain) in fastest_variants(hardware, folder).items() if gain >= _MIN_GAIN]
     if faster:
         keep_entry(path, key, {"types": faster})
@@ -319,7 +334,6 @@ def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder
 
 # ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model
 
-FILE = "gpu_memory.json"
 _DIFFERS = 0.1  # share of the planned bytes
 _LEAST_DIFFERENCE = 8 << 20
 
@@ -330,9 +344,9 @@ def known_excess(header: Header, hardware: Hardware, folder: Path) -> tuple[tupl
     Args:
         folder: of the stored differences.
     """
-    if not hardware.gpus or not (folder / FILE).exists():
+    if not hardware.gpus:
         return ()
-    entry = find_entry(folder / FILE, model_key(header, hardware))
+    entry = find_measured("gpu memory", model_key(header, hardware), folder)
     excess = entry.get("excess") if entry else None
     if not isinstance(excess, dict):
         return ()
@@ -354,6 +368,5 @@ def compare_allocated(header: Header, plan: Plan, buffers: Sequence[DeviceBuffer
             notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
     if notes:
         with suppress(LlmrunError):  # the folder can't be written: the next load says it again
-            key = model_key(header, probe())
-            keep_entry(folder / FILE, key, {"excess": excess})
+            keep_measured("gpu memory", model_key(header, probe()), folder, {"excess": excess})
     return notes

@@ -54,7 +54,7 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits
 from llmrun.protocol.questions import COUNT_TOKENS, EngineStatus, TokenCount
-from llmrun.protocol.speculation import Compared, Speculation
+from llmrun.protocol.speculation import Speculation
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 120.0  # seconds, for what is only a matter of turns
@@ -590,22 +590,6 @@ def test_a_cancel_of_a_finished_request_stops_no_request() -> None:
     assert not running.process._flag.is_set
     gate.open()
     assert running.channel.finished(2).reason == "length"
-
-
-@pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])
-def test_whatever_comes_ends_the_comparison(more: Frame) -> None:
-    running = Running()
-    gate = running.gate_in_decode(7)
-    running.start()
-    running.channel.say(Job(1, "compare", {}))
-    gate.wait()
-    running.channel.say(more)
-    assert eventually(running.process._has_queued_command)
-    gate.open()
-    assert running.channel.wait(lambda event: event.request == 1) == JobDone(1, Compared())
-    running.channel.say(ask(3))
-    assert running.channel.finished(3).reason == "length"
-    assert not running.process._flag.is_set
 
 
 def test_a_drafted_answer_says_so(running: Running) -> None:

@@ -13,7 +13,7 @@ import pytest
 from support.gguf_writer import tiny_model, write
 from support.random_model import write_random_model
 
-from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
+from llmrun.config import FASTER_VARIANTS_FILE, MEASURED_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning import measurements
@@ -84,7 +84,7 @@ def test_off_has_to_gain(tmp_path: Path, times: tuple[AttentionTime, ...], expec
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "entries": [{}]}'])
 def test_a_damaged_file_is_as_none(tmp_path: Path, text: str) -> None:
     header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
-    (tmp_path / ATTENTION_FILE).write_text(text)
+    (tmp_path / MEASURED_FILE).write_text(text)
     assert measured_attention(header, MACHINE, tmp_path) == ""
 
 
@@ -195,7 +195,7 @@ def test_a_variant_gets_into_the_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "entries": [{}]}'])
 def test_damaged_times_of_variants_are_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / VARIANTS_FILE).write_text(text)
+    (tmp_path / MEASURED_FILE).write_text(text)
     assert fastest_variants(MACHINE, tmp_path) == {}
 
 
@@ -258,5 +258,5 @@ def test_layers_stay_behind_where_the_excess_leaves_no_room(header: Header, tmp_
 
 
 def test_a_damaged_file_is_no_difference(header: Header, tmp_path: Path) -> None:
-    (tmp_path / measurements.FILE).write_text("{", encoding="utf-8")
+    (tmp_path / MEASURED_FILE).write_text("{", encoding="utf-8")
     assert known_excess(header, GPU_MEMORY_MACHINE, tmp_path) == ()
