@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
-from llmrun.engine.core.draft_model import ModelDrafter
-from llmrun.engine.core.mtp_model import HeadDrafter
+from llmrun.engine.core.draft_source import WeightsDrafter
 from llmrun.engine.core.steps import ON_PROCESSOR, StepCost, StepCosts, cost_of
 from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import Speculation
@@ -60,7 +59,7 @@ class Drafting:
         speculation: Speculation,
         drafter: Drafter,
         prompt: Sequence[int],
-        model: ModelDrafter | HeadDrafter | None = None,
+        model: WeightsDrafter | None = None,
         costs: StepCosts | None = None,
         *,
         is_repeatable: bool = False,
@@ -91,7 +90,7 @@ class Drafting:
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
-        If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
+        If the model's n_requested is not None afterwards, DraftWeights.compute() has to run before take().
         """
         self._catch_up(tokens)
         self._step, self._share, self._is_planned = step, None, True
@@ -267,12 +266,11 @@ class Drafting:
         if self.model is not None:
             self.model.close()
 
-    def _model_request(self, model: ModelDrafter | HeadDrafter, limit: int, choice: DraftChoice) -> int | None:
-        """Return ModelDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
-        if isinstance(model, HeadDrafter):
-            if self._step.sampled > 1:
-                return None  # together with others, they are asked by plan_together()
-            limit = min(limit, model.n_most)
+    def _model_request(self, model: WeightsDrafter, limit: int, choice: DraftChoice) -> int | None:
+        """Return WeightsDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
+        if model.drafts_together and self._step.sampled > 1:
+            return None  # it is asked by plan_together()
+        limit = limit if model.n_most is None else min(limit, model.n_most)
         if not self.can_ask_model:
             return None
         missing = model.count_missing()

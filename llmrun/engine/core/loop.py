@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
-from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.metrics import PrefillRate
-from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import sample_rows
 from llmrun.engine.core.scheduler import (
     CANDIDATES,
@@ -66,7 +65,7 @@ class Engine:
         context: Context,
         clock: Callable[[], float] = time.perf_counter,
         states: KVStore | None = None,
-        draft_model: DraftModel | HeadModel | None = None,
+        draft_model: DraftWeights | None = None,
         *,
         threads: ThreadChooser | None = None,
         throughput: bool = False,
@@ -80,7 +79,7 @@ class Engine:
         self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model, self._threads = context, draft_model, threads
-        self._contexts = [context, *([draft_model.context] if isinstance(draft_model, DraftModel) else ())]
+        self._contexts = [context, *(draft_model.contexts if draft_model is not None else ())]
         self._exclusive = ExclusiveScheduler(context) if adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
@@ -148,7 +147,7 @@ class Engine:
         drafting = sequence.drafting
         if drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
-            if drafting.model is not None and isinstance(self._draft_model, HeadModel):
+            if drafting.model is not None and self._draft_model is not None:
                 self._draft_model.switch_on()
         self._sole_request = None if self.busy else sequence.request
         sequence.number = next(self._numbers)
@@ -371,7 +370,8 @@ class Engine:
     @property
     def _has_drafts_together(self) -> bool:
         """Whether a batch may hold drafts of one length for all sequences, which streams compute at once, too."""
-        return self._drafts and not self._suspects and isinstance(self._draft_model, HeadModel)
+        model = self._draft_model
+        return self._drafts and not self._suspects and model is not None and model.drafts_together
 
     def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event] | None:
         """Decode one or several tokens of each sequence, see decode_run.py; return None if the next step has drafts."""
