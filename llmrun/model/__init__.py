@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import Tool
 
 
-_INTERNAL = """draft drafting embed_each examples launch_engine last_answer load loaded needs_own_engine
+_INTERNAL = """comparisons draft drafting embed_each examples launch_engine last_answer load loaded needs_own_engine
 new_engine on_wait spec speculation start takes tuned used while_idle"""
 
 

@@ -149,8 +149,7 @@ def prepare(
     preferences, adapters = _with_stored(preferences or LoadPreferences(), adapters, stored, header)
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     measured = measured_before(header, hardware, settings.state_dir)
-    if speculate != AUTO:
-        preferences = replace(preferences, n_drafted=speculate)
+    preferences = preferences if speculate == AUTO else replace(preferences, n_drafted=speculate)
     preferences = replace(preferences, draft_heads=False) if draft is not None or speculate == OFF else preferences
     pair = partial(plan_pair, header, draft, hardware, measured=measured, adapters=adapters)
     planned = partial(pair, name=spec.name, repository=spec.repository or "")
