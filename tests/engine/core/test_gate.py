@@ -1,4 +1,4 @@
-"""Draft lengths by step times and acceptance, with a bounded loss."""
+"""Draft lengths by the costs of steps and acceptance, with a bounded loss."""
 
 from __future__ import annotations
 
