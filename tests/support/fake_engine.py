@@ -168,7 +168,7 @@ def generate(command: Generate) -> None:
     phase("decode")
     fault = globals().get(MODE)
     speculation = command.asked.speculation
-    if speculation is not None and MODE == "long":
+    if speculation is not None and (MODE == "long" or not speculation.only_if_it_pays):
         drafted(command.request)
     elif fault is None:
         send(
