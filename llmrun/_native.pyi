@@ -422,17 +422,15 @@ class StepShape:
     Attributes:
         rows: tokens that it decodes without drafts.
         sampled: tokens that it yields without drafts: one per sequence.
-        depth: tokens in the KV cache before it.
     """
 
     rows: int
     sampled: int
-    depth: int
 
-    def __init__(self, rows: int, sampled: int, depth: int) -> None: ...
+    def __init__(self, rows: int, sampled: int) -> None: ...
 
 class DraftChoice:
-    """The number of tokens to draft, and the expected tokens/s (a relative figure without step times).
+    """The number of tokens to draft, and the expected number of tokens for the cost of a plain step.
 
     Attributes:
         waits: a draft would pay, but drafts have cost too much so far.
@@ -445,26 +443,38 @@ class DraftChoice:
 class Gate:
     """The draft lengths of one answer, by the cost of decode steps and the acceptance rates so far.
 
-    Decides by the tokens so far and by these tables alone, so that the same answer takes the same steps again. Every
-    token of the answer teaches it: whether it was drafted rightly, verified or not. By the tables, drafts never cost an
-    answer more than one plain step and 1 % of the time of plain decoding. For one thread at a time.
+    A cost is relative to the time of a step of one row. Every token of the answer teaches acceptance: whether it was
+    drafted rightly, verified or not. By the costs, drafts never take more of an answer than one plain step and 1 % of
+    the time of plain decoding. For one thread at a time.
 
     Args:
         most: maximum length.
-        lines: StepTimes.lines of the model; without any, drafts are as long as possible.
-        draft_lines: those of the draft model.
+        costs: (rows, cost) of the model's steps, ascending; not empty.
+        draft_costs: those of the draft model.
+        always: drafts are as long as possible, whatever they cost.
 
     Attributes:
         n_compared: tokens of a draft that are compared with the answer.
+        planned_cost: of the planned step, beyond the same step without a draft.
+        speedup: expected speed of the answer so far, relative to plain decoding.
     """
 
     MODEL: int
     """Instead of the length of a match, for drafts of a draft model."""
     n_compared: int
+    planned_cost: float
+    speedup: float
 
     def __init__(
-        self, most: int, lines: Sequence[tuple[int, float, float]], draft_lines: Sequence[tuple[int, float, float]]
+        self,
+        most: int,
+        costs: Sequence[tuple[int, float]],
+        draft_costs: Sequence[tuple[int, float]],
+        always: bool = False,
     ) -> None: ...
+    def set_costs(self, costs: Sequence[tuple[int, float]], draft_costs: Sequence[tuple[int, float]]) -> None:
+        """Set what the next steps cost."""
+
     def choose(self, match: int, limit: int, step: StepShape) -> DraftChoice:
         """Choose the number of tokens to draft, up to `limit`.
 
@@ -473,7 +483,7 @@ class Gate:
         """
 
     def credit(self, match: int, step: StepShape) -> float:
-        """Return the seconds that drafts of this source may cost in a step; infinite without `lines`.
+        """Return what drafts of this source may cost in a step; infinite if they are always made.
 
         Args:
             match: as in choose().
@@ -482,8 +492,8 @@ class Gate:
     def expected(self, match: int, length: int) -> float:
         """Return the expected number of accepted tokens of a draft."""
 
-    def draft_seconds(self, step: StepShape, length: float) -> float:
-        """Return one sequence's share of the draft model's time for a draft of this length."""
+    def draft_cost(self, step: StepShape, length: float) -> float:
+        """Return one sequence's share of what a draft of this length costs the draft model."""
 
     def is_worth_prefill(self, n_tokens: int, step: StepShape) -> bool:
         """Return whether the draft model should prefill tokens that it has not seen."""
@@ -495,7 +505,7 @@ class Gate:
         """Learn whether the draft model was sure of the first token of a draft."""
 
     def record_step(self, match: int, step: StepShape, n_drafted: int, n_accepted: int, drafting: float = 0.0) -> None:
-        """Account for a step with a draft of this source, and the seconds of the draft model in `drafting`."""
+        """Account for a step with a draft of this source, and for what it has cost the draft model."""
 
     def plan(self, drafted: Sequence[int], match: int, step: StepShape, limit: int) -> DraftChoice:
         """Plan a step with a draft; choose how many of its tokens to verify, up to `limit`.
@@ -507,8 +517,8 @@ class Gate:
     def add_model_draft(self, drafted: Sequence[int]) -> None:
         """Add the draft model's draft to the planned step."""
 
-    def set_length(self, length: int, seconds: float) -> None:
-        """Set how many tokens the planned step verifies, and the draft model's seconds for them."""
+    def set_length(self, length: int, drafting: float) -> None:
+        """Set how many tokens the planned step verifies, and what they cost the draft model."""
 
     def compare(self, tokens: Sequence[int]) -> None:
         """Learn from the planned step and the tokens that came since, if any."""

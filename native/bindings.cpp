@@ -38,7 +38,7 @@ using llmrun::RunRow;
 using llmrun::Sampler;
 using llmrun::SamplerParams;
 using llmrun::Status;
-using llmrun::StepLine;
+using llmrun::StepCost;
 using llmrun::StepShape;
 using llmrun::SuffixAutomaton;
 using llmrun::Watermark;
@@ -427,12 +427,12 @@ void define_suffixes(nb::module_& module) {
         .def("__len__", &SuffixAutomaton::size);
 }
 
-using Line = std::tuple<int32_t, double, double>;
+using Costs = std::vector<std::pair<int32_t, double>>;
 
-std::vector<StepLine> lines_of(const std::vector<Line>& lines) {
-    std::vector<StepLine> found;
-    for (const auto& [width, start, slope] : lines) {
-        found.push_back({width, start, slope});
+std::vector<StepCost> costs_of(const Costs& costs) {
+    std::vector<StepCost> found;
+    for (const auto& [width, cost] : costs) {
+        found.push_back({width, cost});
     }
     return found;
 }
@@ -441,13 +441,12 @@ void define_gate(nb::module_& module) {
     nb::class_<StepShape>(module, "StepShape", "A decode step to which a draft may be added.")
         .def(
             "__init__",
-            [](StepShape* self, int32_t rows, int32_t sampled, int32_t depth) {
-                new (self) StepShape{rows, sampled, depth};
+            [](StepShape* self, int32_t rows, int32_t sampled) {
+                new (self) StepShape{rows, sampled};
             },
-            "rows"_a, "sampled"_a, "depth"_a)
+            "rows"_a, "sampled"_a)
         .def_ro("rows", &StepShape::rows)
-        .def_ro("sampled", &StepShape::sampled)
-        .def_ro("depth", &StepShape::depth);
+        .def_ro("sampled", &StepShape::sampled);
     nb::class_<DraftChoice>(module, "DraftChoice", "A number of tokens to draft.")
         .def_ro("length", &DraftChoice::length)
         .def_ro("rate", &DraftChoice::rate)
@@ -456,22 +455,30 @@ void define_gate(nb::module_& module) {
     gate.attr("MODEL") = Gate::model;
     gate.def(
             "__init__",
-            [](Gate* self, int32_t most, const std::vector<Line>& lines, const std::vector<Line>& draft_lines) {
-                new (self) Gate(most, lines_of(lines), lines_of(draft_lines));
+            [](Gate* self, int32_t most, const Costs& costs, const Costs& draft_costs, bool always) {
+                new (self) Gate(most, costs_of(costs), costs_of(draft_costs), always);
             },
-            "most"_a, "lines"_a, "draft_lines"_a)
+            "most"_a, "costs"_a, "draft_costs"_a, "always"_a = false)
+        .def(
+            "set_costs",
+            [](Gate& self, const Costs& costs, const Costs& draft_costs) {
+                self.set_costs(costs_of(costs), costs_of(draft_costs));
+            },
+            "costs"_a, "draft_costs"_a)
         .def_prop_ro("n_compared", &Gate::n_compared)
+        .def_prop_ro("planned_cost", &Gate::planned_cost)
+        .def_prop_ro("speedup", &Gate::speedup)
         .def("credit", &Gate::credit, "match"_a, "step"_a)
         .def("choose", &Gate::choose, "match"_a, "limit"_a, "step"_a)
         .def("expected", &Gate::expected, "match"_a, "length"_a)
-        .def("draft_seconds", &Gate::draft_seconds, "step"_a, "length"_a)
+        .def("draft_cost", &Gate::draft_cost, "step"_a, "length"_a)
         .def("is_worth_prefill", &Gate::is_worth_prefill, "n_tokens"_a, "step"_a)
         .def("learn", &Gate::learn, "match"_a, "n_accepted"_a, "missed"_a)
         .def("learn_sureness", &Gate::learn_sureness, "sure"_a)
         .def("record_step", &Gate::record_step, "match"_a, "step"_a, "n_drafted"_a, "n_accepted"_a, "drafting"_a = 0.0)
         .def("plan", &Gate::plan, "drafted"_a, "match"_a, "step"_a, "limit"_a)
         .def("add_model_draft", &Gate::add_model_draft, "drafted"_a)
-        .def("set_length", &Gate::set_length, "length"_a, "seconds"_a)
+        .def("set_length", &Gate::set_length, "length"_a, "drafting"_a)
         .def(
             "compare", [](Gate& gate, const std::vector<int32_t>& tokens) { gate.compare(tokens); }, "tokens"_a)
         .def("forget", &Gate::forget);

@@ -33,12 +33,12 @@ bool find_logits(const Decoder& decoder, void* context, std::span<Row> rows) {
 }
 
 // Plans the drafts of the next step; returns whether one may pay. Limits of the step are not known here.
-bool plan_drafts(std::span<const RunRow> rows, const LlamaBatch& batch) {
+bool plan_drafts(std::span<const RunRow> rows) {
     const auto n_rows = static_cast<int32_t>(rows.size());
     for (size_t i = 0; i < rows.size(); ++i) {
         if (rows[i].gate != nullptr) {
             auto [drafted, match] = rows[i].lookup->draft(rows[i].gate->n_compared());
-            const StepShape step{n_rows, n_rows, batch.pos[i]};
+            const StepShape step{n_rows, n_rows};
             if (rows[i].gate->plan(std::move(drafted), static_cast<int32_t>(match), step).length > 0) {
                 return true;
             }
@@ -69,7 +69,7 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
     Clock::time_point before = start;
     double due = limits.seconds;
     bool is_submitted = false, is_last = false;
-    while (is_submitted || !plan_drafts(rows, batch)) {
+    while (is_submitted || !plan_drafts(rows)) {
         if (!is_submitted) {
             run.decode_status = decoder.decode(context, batch);
         }
@@ -99,7 +99,7 @@ Run decode_run(const Decoder& decoder, void* context, const void* vocabulary, Ll
         }
         before = now;
         if (elapsed >= due) {
-            is_submitted = limits.overlaps && !plan_drafts(rows, batch);
+            is_submitted = limits.overlaps && !plan_drafts(rows);
             if (is_submitted) {
                 run.decode_status = decoder.decode(context, batch);
             }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <stdexcept>
 #include <utility>
 
 namespace llmrun {
@@ -20,37 +21,43 @@ constexpr double newest_share = 0.1;                           // minimum weight
 constexpr double forgotten_share = 1.0 / 512;                  // of a rate, with each token that does not teach it
 constexpr int32_t min_compared = 15;
 
-// Interpolated between the measured widths.
-double seconds_of(std::span<const StepLine> lines, double width, int32_t depth) {
-    const auto at = [depth](const StepLine& line) { return line.start + line.slope * depth; };
-    if (width <= lines.front().width) {
-        return at(lines.front());
+// Interpolated between the widths of a table.
+double cost_of(std::span<const StepCost> costs, double width) {
+    if (width <= costs.front().width) {
+        return costs.front().cost;
     }
-    for (size_t i = 1; i < lines.size(); ++i) {
-        const StepLine &low = lines[i - 1], &high = lines[i];
+    for (size_t i = 1; i < costs.size(); ++i) {
+        const StepCost &low = costs[i - 1], &high = costs[i];
         if (width <= high.width) {
-            return at(low) + (at(high) - at(low)) * (width - low.width) / (high.width - low.width);
+            return low.cost + (high.cost - low.cost) * (width - low.width) / (high.width - low.width);
         }
     }
-    return at(lines.back());
+    return costs.back().cost;
 }
 
 // An upper bound: a wide step takes no longer per row than the widest one in the table.
-double prefill_seconds(std::span<const StepLine> lines, int32_t n_tokens, int32_t depth) {
-    const int32_t widest = lines.back().width;
-    return n_tokens * seconds_of(lines, widest, depth) / widest;
+double prefill_cost(std::span<const StepCost> costs, int32_t n_tokens) {
+    return n_tokens * costs.back().cost / costs.back().width;
 }
 
 }  // namespace
 
-Gate::Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draft_lines)
-    : most_(most), lines_(std::move(lines)), draft_lines_(std::move(draft_lines)), sure_(sure_prior) {
+Gate::Gate(int32_t most, std::vector<StepCost> costs, std::vector<StepCost> draft_costs, bool always)
+    : most_(most), always_(always), costs_(std::move(costs)), draft_costs_(std::move(draft_costs)), sure_(sure_prior) {
+    if (costs_.empty()) {
+        throw std::invalid_argument("a gate needs the costs of steps");
+    }
     for (const double each : prior) {
         rates_.emplace_back(each);
     }
     for (int32_t depth = 0; depth < model_depths; ++depth) {
         model_rates_.emplace_back(model_prior);
     }
+}
+
+void Gate::set_costs(std::vector<StepCost> costs, std::vector<StepCost> draft_costs) {
+    costs_ = std::move(costs);
+    draft_costs_ = std::move(draft_costs);
 }
 
 bool Gate::AcceptanceRate::is_known() const { return outcomes_ >= prior_weight + min_outcomes; }
@@ -85,30 +92,30 @@ const Gate::AcceptanceRate& Gate::rate(int32_t match, int32_t depth) const {
 DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) const {
     limit = std::min(limit, most_);
     const double first = rate(match, 0).value();
-    if (lines_.empty()) {
+    if (always_) {
         const int32_t length = (step.rows + limit) / multiple * multiple - step.rows;
         return {length > 0 ? length : limit, first};
     }
-    if (match == model ? draft_lines_.empty() : !rate(match, 0).is_known()) {
+    if (match == model ? draft_costs_.empty() : !rate(match, 0).is_known()) {
         return {};
     }
-    const double plain = seconds_of(lines_, step.rows, step.depth);
-    const double most_seconds = plain + credit(match, step);
+    const double plain = cost_of(costs_, step.rows);
+    const double most_cost = plain + credit(match, step);
     const double sure = match == model ? sure_.value() : 1.0;
     DraftChoice best{0, min_gain * step.sampled / plain};
     bool waits = false;
-    for (const StepLine& line : lines_) {
-        const int32_t length = line.width - step.rows;
+    for (const StepCost& wide : costs_) {
+        const int32_t length = wide.width - step.rows;
         if (length <= 0 || length > limit) {
             continue;
         }
-        double duration = seconds_of(lines_, line.width, step.depth);
-        const bool is_dear = duration + (match == model ? draft_seconds(step, length) : 0.0) > most_seconds;
+        double cost = wide.cost;
+        const bool is_dear = cost + (match == model ? draft_cost(step, length) : 0.0) > most_cost;
         if (match == model) {
-            duration = sure * duration + (1 - sure) * plain + draft_seconds(step, 1 + sure * (length - 1));
+            cost = sure * cost + (1 - sure) * plain + draft_cost(step, 1 + sure * (length - 1));
         }
-        if (step.sampled + sure * first * length > best.rate * duration) {  // an upper bound, quickly computed
-            const double rate = (step.sampled + sure * expected(match, length)) / duration;
+        if (step.sampled + sure * first * length > best.rate * cost) {  // an upper bound, quickly computed
+            const double rate = (step.sampled + sure * expected(match, length)) / cost;
             if (rate > best.rate && is_dear) {
                 waits = true;
             } else if (rate > best.rate) {
@@ -120,16 +127,14 @@ DraftChoice Gate::choose(int32_t match, int32_t limit, const StepShape& step) co
 }
 
 // The step's other answers wait as well, but are slowed down by no more than their tokens' share of it.
-double Gate::token_seconds(const StepShape& step) const {
-    return seconds_of(lines_, step.sampled, step.depth) / step.sampled;
-}
+double Gate::token_cost(const StepShape& step) const { return cost_of(costs_, step.sampled) / step.sampled; }
 
 double Gate::credit(int32_t match, const StepShape& step) const {
-    if (lines_.empty()) {
+    if (always_) {
         return std::numeric_limits<double>::infinity();
     }
     const double gained = std::min(gain(match), text_gain_ + model_gain_);
-    return gained + allowed_share * plain_ + allowed_steps * token_seconds(step);
+    return gained + allowed_share * plain_ + allowed_steps * token_cost(step);
 }
 
 double Gate::expected(int32_t match, int32_t length) const {
@@ -145,26 +150,33 @@ double Gate::expected(int32_t match, int32_t length) const {
 }
 
 // All sequences of the step take part. The first step of the draft model usually decodes two tokens per sequence.
-double Gate::draft_seconds(const StepShape& step, double length) const {
-    if (draft_lines_.empty()) {
+double Gate::draft_cost(const StepShape& step, double length) const {
+    if (draft_costs_.empty()) {
         return 0.0;
     }
-    const double first = seconds_of(draft_lines_, 2 * step.sampled, step.depth);
-    const double other = seconds_of(draft_lines_, step.sampled, step.depth);
+    const double first = cost_of(draft_costs_, 2 * step.sampled), other = cost_of(draft_costs_, step.sampled);
     return (first + (length - 1) * other) / step.sampled;
 }
 
+double Gate::planned_cost() const {
+    return drafting_ + cost_of(costs_, step_.rows + length_) - cost_of(costs_, step_.rows);
+}
+
+double Gate::speedup() const {
+    const double spent = plain_ - text_gain_ - model_gain_;
+    return spent > 0.0 ? plain_ / spent : 1.0;
+}
+
 bool Gate::is_worth_prefill(int32_t n_tokens, const StepShape& step) const {
-    if (lines_.empty()) {
+    if (always_) {
         return true;
     }
     const DraftChoice choice = choose(model, most_, step);
-    if (choice.length == 0 || draft_lines_.empty()) {
+    if (choice.length == 0 || draft_costs_.empty()) {
         return false;
     }
-    const double saved = 1 - step.sampled / seconds_of(lines_, step.rows, step.depth) / choice.rate;
-    const double prefill = prefill_seconds(lines_, n_tokens, step.depth);
-    return prefill_seconds(draft_lines_, n_tokens, step.depth) <= saved * (prefill + plain_);
+    const double saved = 1 - step.sampled / cost_of(costs_, step.rows) / choice.rate;
+    return prefill_cost(draft_costs_, n_tokens) <= saved * (prefill_cost(costs_, n_tokens) + plain_);
 }
 
 void Gate::learn(int32_t match, int32_t n_accepted, bool missed) {
@@ -174,13 +186,10 @@ void Gate::learn(int32_t match, int32_t n_accepted, bool missed) {
 }
 
 void Gate::record_step(int32_t match, const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting) {
-    if (lines_.empty()) {
-        return;
-    }
-    const double token = token_seconds(step);
+    const double token = token_cost(step);
     double extra = drafting;
     if (n_drafted > 0) {
-        extra += seconds_of(lines_, step.rows + n_drafted, step.depth) - seconds_of(lines_, step.rows, step.depth);
+        extra += cost_of(costs_, step.rows + n_drafted) - cost_of(costs_, step.rows);
     }
     plain_ += (1 + n_accepted) * token;
     double& gained = match == model ? model_gain_ : text_gain_;
@@ -198,9 +207,9 @@ DraftChoice Gate::plan(std::vector<int32_t> drafted, int32_t match, const StepSh
     return choice;
 }
 
-void Gate::set_length(int32_t length, double seconds) {
+void Gate::set_length(int32_t length, double drafting) {
     length_ = length;
-    seconds_ = seconds;
+    drafting_ = drafting;
 }
 
 void Gate::compare(std::span<const int32_t> tokens) {
@@ -222,7 +231,7 @@ void Gate::compare(std::span<const int32_t> tokens) {
         }
     }
     forget_model(n_of_model);
-    record_step(drafts_.back().match, step_, length_, std::min(n_same, length_), seconds_);
+    record_step(drafts_.back().match, step_, length_, std::min(n_same, length_), drafting_);
     drafts_.clear();
 }
 

@@ -1,7 +1,7 @@
 // How many tokens to draft, by the cost of decode steps and the acceptance rates so far.
 //
-// Knows neither models nor clocks: the decision depends on a table of step times and on the tokens so far alone, so that
-// the same answer takes the same steps again.
+// Knows neither models nor clocks: the decision depends on tables of what steps cost, whose unit is the time of a step of
+// one row, and on the tokens so far.
 //
 // The first token of a draft after a match of m tokens is accepted with probability p(m), the second with p(m + 1), and
 // so on. Every token of the answer teaches these: it shows of any draft, verified or not, whether it was right. So none
@@ -27,17 +27,15 @@ namespace llmrun {
 struct StepShape {
     int32_t rows;     // tokens that it decodes without drafts
     int32_t sampled;  // tokens that it yields without drafts: one per sequence
-    int32_t depth;    // tokens in the KV cache before it
 };
 
-// Seconds of a decode step with this many rows: start + slope * depth.
-struct StepLine {
+// What a decode step with this many rows costs.
+struct StepCost {
     int32_t width;
-    double start;
-    double slope;
+    double cost;
 };
 
-// The number of tokens to draft, and the expected tokens/s (a relative figure without step times).
+// The number of tokens to draft, and the expected number of tokens for the cost of a plain step.
 struct DraftChoice {
     int32_t length = 0;
     double rate = 0.0;
@@ -49,21 +47,30 @@ class Gate {
   public:
     static constexpr int32_t model = -1;  // the length of a match, for drafts of a draft model
 
-    // lines: of the measured widths, ascending; without any, drafts are as long as possible.
-    // draft_lines: of the draft model.
-    Gate(int32_t most, std::vector<StepLine> lines, std::vector<StepLine> draft_lines);
+    // costs: by ascending width; draft_costs: of the draft model.
+    // always: drafts are as long as possible, whatever they cost.
+    Gate(int32_t most, std::vector<StepCost> costs, std::vector<StepCost> draft_costs, bool always = false);
+
+    // Sets what the next steps cost.
+    void set_costs(std::vector<StepCost> costs, std::vector<StepCost> draft_costs);
 
     // match: the number of last tokens that the draft has followed before, or model.
     DraftChoice choose(int32_t match, int32_t limit, const StepShape& step) const;
 
-    // The seconds that drafts of this source may cost in a step; match as in choose().
+    // What drafts of this source may cost in a step; match as in choose().
     double credit(int32_t match, const StepShape& step) const;
 
     // The expected number of accepted tokens of a draft.
     double expected(int32_t match, int32_t length) const;
 
-    // One sequence's share of the draft model's time for a draft of this length.
-    double draft_seconds(const StepShape& step, double length) const;
+    // One sequence's share of what a draft of this length costs the draft model.
+    double draft_cost(const StepShape& step, double length) const;
+
+    // What the planned step costs beyond the same step without a draft.
+    double planned_cost() const;
+
+    // The expected speed of the answer so far, relative to plain decoding.
+    double speedup() const;
 
     // Whether the draft model should prefill tokens that it has not seen. The answer is expected to take as long again
     // as it took so far, prefill included; what drafts gain in that time has to pay for the prefill.
@@ -75,7 +82,7 @@ class Gate {
     // Learns whether the draft model was sure of the first token of a draft.
     void learn_sureness(bool sure) { sure_.learn(sure); }
 
-    // Accounts for a step with a draft of this source, and the seconds of the draft model.
+    // Accounts for a step with a draft of this source, and for what it has cost the draft model.
     void record_step(int32_t match, const StepShape& step, int32_t n_drafted, int32_t n_accepted, double drafting);
 
     // How many tokens of a draft are compared with the answer, verified by a step or not.
@@ -88,8 +95,8 @@ class Gate {
     // Adds the draft model's draft to the planned step.
     void add_model_draft(std::vector<int32_t> drafted) { drafts_.push_back({std::move(drafted), model}); }
 
-    // The planned step verifies this many tokens, for which the draft model takes some seconds.
-    void set_length(int32_t length, double seconds);
+    // The planned step verifies this many tokens; drafting costs the draft model some time.
+    void set_length(int32_t length, double drafting);
 
     // Compares the drafts of the planned step with the tokens that came since, if any.
     void compare(std::span<const int32_t> tokens);
@@ -123,26 +130,27 @@ class Gate {
         return const_cast<AcceptanceRate&>(std::as_const(*this).rate(match, depth));
     }
     double gain(int32_t match) const { return match == model ? model_gain_ : text_gain_; }
-    // The seconds of a token by plain decoding.
-    double token_seconds(const StepShape& step) const;
+    // What a token costs by plain decoding.
+    double token_cost(const StepShape& step) const;
     // Forgets a little of the draft model's rates from this depth on.
     void forget_model(int32_t depth);
 
     int32_t most_;
-    std::vector<StepLine> lines_;
-    std::vector<StepLine> draft_lines_;
+    bool always_;
+    std::vector<StepCost> costs_;
+    std::vector<StepCost> draft_costs_;
     std::vector<AcceptanceRate> rates_;        // by the length of the match
     std::vector<AcceptanceRate> model_rates_;  // by depth
     AcceptanceRate sure_;
-    // This answer's share of seconds by the table: of its tokens by plain decoding, and gained by drafts, by source.
+    // This answer's share of what the steps cost: its tokens by plain decoding, and what drafts gained, by source.
     double plain_ = 0.0;
     double text_gain_ = 0.0;
     double model_gain_ = 0.0;
     // The planned step; the last draft is the one of which tokens are verified.
     std::vector<Draft> drafts_;
-    StepShape step_{1, 1, 0};
+    StepShape step_{1, 1};
     int32_t length_ = 0;
-    double seconds_ = 0.0;
+    double drafting_ = 0.0;
 };
 
 }  // namespace llmrun

@@ -9,15 +9,15 @@ using namespace llmrun;
 
 namespace {
 
-constexpr StepShape alone{1, 1, 0};
+constexpr StepShape alone{1, 1};
 
 // A step of 16 tokens costs less than twice as much as one of 1.
-std::vector<StepLine> cheap() { return {{1, 1.0, 0.0}, {4, 1.2, 0.0}, {8, 1.4, 0.0}, {16, 1.8, 0.0}}; }
+std::vector<StepCost> cheap() { return {{1, 1.0}, {4, 1.2}, {8, 1.4}, {16, 1.8}}; }
 
 void test_what_came_true_is_drafted_more() {
     Gate gate(15, cheap(), {});
     const std::vector<int32_t> draft(15, 3);
-    CHECK(gate.n_compared() == 15 && Gate(40, {}, {}).n_compared() == 40);
+    CHECK(gate.n_compared() == 15 && Gate(40, cheap(), {}).n_compared() == 40);
     CHECK(gate.plan({}, 0, alone).length == 0 && gate.plan(draft, 1, alone).length == 0);
     for (int i = 0; i < 20; ++i) {
         gate.plan(draft, 1, alone);
@@ -47,12 +47,12 @@ void test_failures_end_the_drafts() {
 }
 
 void test_draft_models() {
-    const std::vector<StepLine> fast{{1, 0.01, 0.0}, {4, 0.01, 0.0}};
+    const std::vector<StepCost> fast{{1, 0.01}, {4, 0.01}};
     Gate gate(15, cheap(), fast);
     CHECK(gate.choose(Gate::model, 15, alone).length > 0 && Gate(15, cheap(), {}).choose(Gate::model, 15, alone).length == 0);
     CHECK(gate.is_worth_prefill(1, alone));
-    CHECK(Gate(15, {}, {}).is_worth_prefill(1000, alone) && !Gate(15, cheap(), {}).is_worth_prefill(1, alone));
-    CHECK(gate.draft_seconds(alone, 3) > 0.02 && Gate(15, cheap(), {}).draft_seconds(alone, 3) == 0.0);
+    CHECK(Gate(15, cheap(), {}, true).is_worth_prefill(1000, alone) && !Gate(15, cheap(), {}).is_worth_prefill(1, alone));
+    CHECK(gate.draft_cost(alone, 3) > 0.02 && Gate(15, cheap(), {}).draft_cost(alone, 3) == 0.0);
     const std::vector<int32_t> drafted{1, 2, 3};
     gate.plan({9, 9}, 1, alone);
     gate.add_model_draft(drafted);
@@ -61,6 +61,19 @@ void test_draft_models() {
     const double before = gate.expected(Gate::model, 3);
     gate.compare(drafted);
     CHECK(gate.expected(Gate::model, 3) > before);
+}
+
+void test_what_drafts_gain() {
+    Gate gate(15, cheap(), {}, true);
+    CHECK(gate.speedup() == 1.0 && gate.plan({1, 2, 3}, 1, alone).length == 3);
+    CHECK(gate.planned_cost() > 0.19 && gate.planned_cost() < 0.21);
+    gate.compare(std::vector<int32_t>{1, 2, 3, 4});
+    CHECK(gate.speedup() > 4 / 1.21 && gate.speedup() < 4 / 1.19);
+    gate.set_costs({{1, 1.0}, {4, 5.0}}, {});
+    gate.plan({1, 2, 3}, 1, alone);
+    CHECK(gate.planned_cost() == 4.0);
+    gate.compare(std::vector<int32_t>{4});
+    CHECK(gate.speedup() < 5 / 6.1);
 }
 
 // A model that repeats the tokens 0 to 4.
@@ -83,7 +96,7 @@ void test_a_run_ends_before_a_step_with_a_draft() {
     Model model;
     Sampler sampler(vocabulary, SamplerParams{}, {}, false, 0);
     SuffixAutomaton lookup;
-    Gate gate(4, {}, {});
+    Gate gate(4, cheap(), {}, true);
     int32_t token = 0, position = 0, sequence = 0, count = 1;
     int32_t* ids = &sequence;
     int8_t output = 0;
@@ -107,6 +120,7 @@ int main() {
     test_what_came_true_is_drafted_more();
     test_failures_end_the_drafts();
     test_draft_models();
+    test_what_drafts_gain();
     test_a_run_ends_before_a_step_with_a_draft();
     return summary();
 }

@@ -167,11 +167,11 @@ def test_every_argument_of_every_public_function_has_a_kind() -> None:
         function.__name__: name
         for function in (loading.load, *methods)
         for name, parameter in inspect.signature(function).parameters.items()
-        if name not in ("self", "takes", "start", "probes") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("self", "takes", "start") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
         if not hasattr(function, "__wrapped__") or name not in KINDS
     }
-    # What a Python program does not call: it asks load() for a model that is started, and `llmrun tune` measures.
-    assert unchecked.keys() == {"start", "takes", "measure_steps"}
+    # What a Python program does not call: it asks load() for a model that is started.
+    assert unchecked.keys() == {"start", "takes"}
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ from llmrun.protocol.messages import (
     TextDelta,
     TokenLogprob,
 )
+from llmrun.protocol.questions import Compare
+from llmrun.protocol.speculation import AttentionTime, Compared
 from llmrun.reply import Reply, as_grammar, as_messages, sort_options
 
 HI = Message("user", "hi")
@@ -72,35 +74,23 @@ def reply_of(*events: Event, schema: Any = None) -> Reply:
 # ---- drafts ----------------------------------------------------------------------------------------
 
 
-def test_auto_drafts_once_step_times_are_measured(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    model = load("normal")
-    assert not model.chat("hi").stats.drafted_tokens
-    assert model.measure_steps() == model.drafting.times != ()
-    assert model.chat("hi").stats.drafted_tokens
-    assert load("normal").generate("hi").stats.drafted_tokens, "and everybody who comes later"
+def test_the_first_answer_drafts_by_default(load: Load) -> None:
+    assert load("long").chat("hi").stats.drafted_tokens
 
 
-def test_an_engine_that_is_never_idle_measures_nothing(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    model = load("never_idle")
-    assert model.measure_steps() == ()
-    assert model.drafting.lacks_times
-
-
-def test_who_waits_for_something_else_measures_meanwhile(
+def test_an_engine_compares_ways_to_compute_while_somebody_waits(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     model = load("normal")
-    with model.measuring_steps():
-        model.tokenize("x")  # answered behind it, so it has been measured
-    assert model.drafting.times
-    drafted = load("normal")
-    drafted.close()
-    with drafted.measuring_steps():  # needs no engine
+    found = list[Compared]()
+    monkeypatch.setattr(model.comparisons, "missing", lambda: Compare(attention=True))
+    monkeypatch.setattr(model.comparisons, "remember", found.append)
+    with model.while_idle():
+        model.tokenize("x")  # answered behind it, so it has been compared
+    assert found == [Compared((AttentionTime(0, 0.01, 0.02),))]
+    model.close()
+    with model.while_idle():  # needs no engine
         pass
 
 
@@ -161,7 +151,6 @@ def test_a_model_that_is_closed_says_so(load: Load) -> None:
         lambda: model.explain(1),
         lambda: model.beams(SearchBeams(AnswerRequest(prompt="hi"), BeamSettings())),
         lambda: model.save_state(),
-        lambda: model.measure_steps(),
         lambda: model.last_answer(),
         lambda: model.__enter__(),
     ]

@@ -20,7 +20,7 @@ from llmrun.protocol.llama_folder import llama_version
 from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
-_KIND, _VERSION = "llmrun-record", 1
+_KIND, _VERSION = "llmrun-record", 2
 _REQUEST = (  # sampling is the answer's
     "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "keep_reasoning", "speculation",
     "begins", "begins_reasoning",
@@ -42,7 +42,10 @@ class Recording:
 
 
 def record_of(model: Model, request: AnswerRequest, text: str, finished: Finished) -> Recording:
-    """Return the record of an answer."""
+    """Return the record of an answer, and of the drafts in its steps, whose number depends on the time they took."""
+    if request.speculation is not None:
+        recorded = request.speculation._replace(only_if_it_pays=False, recorded=finished.drafts)
+        request = replace(request, speculation=recorded)
     answer = Answer(text, "", finished.reason, model.used, request.sampling, request.limits, finished.stats)
     return Recording(request, place_of(model), replace(answer, adapters=model.load.adapters), _draft_of(model))
 
@@ -115,9 +118,12 @@ def read(path: Path) -> Recording:
     """
     try:
         document: Any = load_json(path.read_text(encoding="utf-8"))
-        if (document["kind"], document["version"]) != (_KIND, _VERSION):
+        if document["kind"] != _KIND or document["version"] not in (1, _VERSION):
             raise ValueError("it is of another kind or version")
-        request = from_json(AnswerRequest, {**document["request"], "stops_repeats": document["stops_repeats"]})
+        fields = {**document["request"], "stops_repeats": document["stops_repeats"]}
+        if document["version"] == 1:
+            fields["speculation"] = None  # step times, not drafts
+        request = from_json(AnswerRequest, fields)
         facts = document["answer"]
         answer = answer_of(str(facts["content"]), "", facts)
         place = {str(name): str(value) for name, value in document["place"].items()}

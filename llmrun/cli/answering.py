@@ -55,7 +55,7 @@ def show(output: Output, events: Iterable[Event], model: ChatModel, shown_as: Di
         return _to_the_end(events, lambda event: print_event(output, event))
     accepted: list[MediaAccepted] = []  # noted afterwards: a line would break into the live one
     kinds = PartKinds()
-    with answer_view(output, shown_as, n_ctx=model.n_ctx, times=model.step_times) as view:
+    with answer_view(output, shown_as, n_ctx=model.n_ctx) as view:
         model.on_wait = view.tick
         for event in events:
             view.show(event)

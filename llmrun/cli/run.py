@@ -174,7 +174,7 @@ def run(
         request = replace(
             as_request(output, loaded, text, answer, raw=raw),
             sampling=sampling,
-            speculation=loaded.speculation(probes=record is None and not sampling.is_repeatable),
+            speculation=loaded.speculation(),
             logprobs=logprobs,
         )
         shown_as = _display(answer, request, stats, raw=raw, shades=logprobs is not None)

@@ -441,8 +441,7 @@ def stats(chat: Chat, argument: str) -> None:
     elif not answer.stats.completion_tokens:
         chat.output.note("The last answer has no statistics: it was interrupted.")
     else:
-        times = chat.conversation.model.step_times
-        chat.output.note(summary(Finished(0, answer.finish, answer.stats), times))
+        chat.output.note(summary(Finished(0, answer.finish, answer.stats)))
 
 
 def why(chat: Chat, argument: str) -> None:

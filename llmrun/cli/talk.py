@@ -115,11 +115,11 @@ class Chat:
         self.models.close()
 
     def _read(self) -> str | None:
-        """Return the next message. While the user reads a long answer, the engine measures the cost of drafts."""
+        """Return the next message. While the user reads a long answer, the engine compares ways to compute."""
         last = self.conversation.last
         if last is None or last.stats.completion_tokens < _LONG_ANSWER or not self.typed.interactive:
             return self.typed.read()
-        with self.conversation.model.measuring_steps():
+        with self.conversation.model.while_idle():
             return self.typed.read()
 
     @property

@@ -14,7 +14,7 @@ from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.states import KVStore, StateKey
-from llmrun.engine.core.steps import ATTENTION_CELLS, measure_attention
+from llmrun.engine.core.steps import ATTENTION_CELLS, ON_DEVICE, ON_PROCESSOR, StepCosts, measure_attention
 from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 from llmrun.engine.embedding import Embedder
 from llmrun.engine.llama.base import DecodeError
@@ -73,6 +73,7 @@ class LoadedModel:
             projector=self._projector,
             adapters=load.adapters,
             predicts=context.predicts,
+            costs=StepCosts(ON_DEVICE if context.on_device else ON_PROCESSOR),
         )
         if before is not None:
             self.preparer.prompts.history = before.preparer.prompts.history

@@ -43,20 +43,20 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.questions import (
     APPLY_TEMPLATE,
+    COMPARE,
     COUNT_TOKENS,
     DETOKENIZE,
     EXPLAIN_CHOICES,
-    MEASURE_STEPS,
     QUESTIONS,
     SAVE_STATE,
     STATUS,
     TOKENIZE_LOADED,
     AnswerExplanation,
+    Compare,
     EngineStatus,
     ExplainChoices,
-    MeasureSteps,
 )
-from llmrun.protocol.speculation import StepTables
+from llmrun.protocol.speculation import Compared
 
 if TYPE_CHECKING:
     from llmrun.engine.core.sequence import Sequence
@@ -171,7 +171,7 @@ class EngineProcess:
         }
         self._compute_questions: dict[str, Callable[[int, Any], Any]] = {
             EXPLAIN_CHOICES.name: lambda _, command: self._explain(command),
-            MEASURE_STEPS.name: lambda _, command: self._measure_steps(command),
+            COMPARE.name: lambda _, command: self._compare(command),
             SAVE_STATE.name: lambda _, command: self._loaded_model().save(command),
         }
 
@@ -410,12 +410,10 @@ class EngineProcess:
         explained = [choice._replace(draft=draft) for choice, draft in zip(choices, drafted, strict=True)]
         return AnswerExplanation(tuple(explained))
 
-    def _measure_steps(self, command: MeasureSteps) -> StepTables:
+    def _compare(self, command: Compare) -> Compared:
         model = self._loaded_model()
-        tables = model.engine.measure_steps(self._has_queued_command)
         attention = model.compare_attention(self._has_queued_command) if command.attention else ()
-        variants = model.compare_variants(command.variant_types, self._has_queued_command)
-        return tables._replace(attention=attention, variants=variants)
+        return Compared(attention, model.compare_variants(command.variant_types, self._has_queued_command))
 
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()

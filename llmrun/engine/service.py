@@ -17,7 +17,7 @@ from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
-from llmrun.engine.core.steps import StepProbe
+from llmrun.engine.core.steps import ON_PROCESSOR, StepCosts
 from llmrun.engine.llama.media import Projector
 from llmrun.engine.prompt.thinking import (
     ReasoningTracker,
@@ -64,10 +64,12 @@ class Preparer:
         projector: Projector | None = None,
         adapters: tuple[Adapter, ...] = (),
         predicts: bool = True,
+        costs: StepCosts | None = None,
     ) -> None:
         self.prompts = PromptWriter(vocabulary, template, n_ctx, projector=projector, adapters=adapters)
         self._vocabulary, self._n_ctx = vocabulary, n_ctx
         self._draft_model, self._predicts = draft_model, predicts
+        self._costs = costs or StepCosts(ON_PROCESSOR)
 
     def read_vocabulary(self) -> None:
         """Read the vocabulary now, which the first grammar would otherwise do while other requests wait."""
@@ -164,8 +166,8 @@ class Preparer:
         thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
         return lead_in(reasoning, thinks=thinks, calls=syntax is not None)
 
-    def _drafting(self, request: AnswerRequest, tokens: list[int], *, has_media: bool) -> Drafting | StepProbe | None:
-        """Return what drafts the answer's tokens, or measures the cost of doing so.
+    def _drafting(self, request: AnswerRequest, tokens: list[int], *, has_media: bool) -> Drafting | None:
+        """Return what drafts the answer's tokens.
 
         Args:
             has_media: the prompt has images or audio, which neither a draft model nor heads can read.
@@ -173,10 +175,9 @@ class Preparer:
         speculation = request.speculation
         if speculation is None:
             return None
-        if speculation.probes:
-            return StepProbe(speculation.most, speculation.times)
         model = self._draft_model.drafter() if self._draft_model is not None and not has_media else None
-        return Drafting(speculation, _native.SuffixAutomaton(), tokens, model)
+        text, is_repeatable = _native.SuffixAutomaton(), request.sampling.is_repeatable
+        return Drafting(speculation, text, tokens, model, self._costs, is_repeatable=is_repeatable)
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,9 @@ from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.pooling import refuse_answers
 from llmrun.gguf.reader import read_modalities
-from llmrun.model import step_measurements
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.models.registry import ModelSpec
+from llmrun.planning.measurements import Comparisons
 from llmrun.planning.pairs import DraftFile
 from llmrun.planning.plan import Plan
 from llmrun.planning.speculation import DraftPolicy
@@ -34,7 +34,7 @@ from llmrun.protocol.loading import Load, Loaded
 from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
-from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
+from llmrun.protocol.speculation import Speculation
 from llmrun.reply import FOR_CHATS, FOR_TEXTS, Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
 from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from llmrun.protocol.messages import Tool
 
 
-_INTERNAL = """draft drafting embed_each examples launch_engine last_answer load loaded measuring_steps needs_own_engine
-new_engine on_wait spec speculation start step_times takes tuned used"""
+_INTERNAL = """comparisons draft drafting embed_each examples launch_engine last_answer load loaded needs_own_engine
+new_engine on_wait spec speculation start takes tuned used while_idle"""
 
 
 class Model:
@@ -66,6 +66,7 @@ class Model:
         load: the plan's command to the engine.
         loaded: the engine's report.
         drafting: the use of speculation; `drafting.most` may be changed.
+        comparisons: what an idle engine can measure for later loads.
         draft: the draft model, if there is one.
         tuned: settings of `llmrun tune` that were used; None without any.
         on_wait: called about ten times a second while answer() waits and the engine is silent.
@@ -82,12 +83,13 @@ class Model:
         plan: Plan,
         load: Load,
         drafting: DraftPolicy,
+        comparisons: Comparisons,
         tuned: TunableSettings | None = None,
         draft: DraftFile | None = None,
         load_for: Callable[[int], Load] | None = None,
     ) -> None:
         self.path, self.spec, self.header, self.plan = path, spec, header, plan
-        self.tuned, self.drafting, self.draft = tuned, drafting, draft
+        self.tuned, self.drafting, self.draft, self.comparisons = tuned, drafting, draft, comparisons
         self.load, self._load_for = load, load_for
         self.loaded: Loaded
         self._runner: client.EngineClient | None = None
@@ -143,17 +145,12 @@ class Model:
     def adapters(self) -> tuple[Adapter, ...]:
         return self.load.adapters
 
-    @property
-    def step_times(self) -> StepTables:
-        """Measured times of decode steps."""
-        return self.drafting.measured
-
     def takes(self, parameter: str) -> bool:
         """Return whether a sampling parameter is supported."""
         return True
 
-    def speculation(self, *, probes: bool = False) -> Speculation | None:
-        return self.drafting.speculation(probes=probes)
+    def speculation(self) -> Speculation | None:
+        return self.drafting.speculation()
 
     @checked
     def sampling(
@@ -305,10 +302,7 @@ class Model:
     ) -> Iterator[Event]:
         """Send requests when the first event is asked for. Raises UsageError if close() ended the engine."""
         try:
-            for event in engine.submit(*commands, on_wait=on_wait):
-                self.drafting.follow(event)
-                if not isinstance(event, StepsMeasured):
-                    yield event
+            yield from engine.submit(*commands, on_wait=on_wait)
         except EngineCrashedError:
             self._refuse_if_closed()
             raise
@@ -460,17 +454,16 @@ class Model:
         )
         return self._living_engine().do(questions.COUNT_TOKENS, asked)
 
-    def measure_steps(self, seconds: float | None = None) -> tuple[StepTime, ...]:
-        """Measure decode steps for `drafting`; takes seconds. () if other requests or a busy machine disturb it.
-
-        Args:
-            seconds: time limit; the engine may have ended after it.
-        """
-        return step_measurements.measure_steps(self._living_engine(), self.drafting, seconds)
-
-    def measuring_steps(self) -> AbstractContextManager[None]:
-        """Measure decode steps while a block waits for something else, if their times are missing."""
-        return step_measurements.measuring_steps(self._runner, self.drafting)
+    @contextmanager
+    def while_idle(self) -> Iterator[None]:
+        """Compare ways to compute while a block waits for something else, if comparisons are missing."""
+        found = None
+        if self._runner is not None and self._runner.alive and (missing := self.comparisons.missing()) is not None:
+            found = self._runner.begin(questions.COMPARE, missing)
+        yield
+        with suppress(LlmrunError):  # it can't be written
+            if found is not None and (compared := found()) is not None:
+                self.comparisons.remember(compared)
 
     @checked
     def explain(self, last: int, candidates: int = 8) -> questions.AnswerExplanation:

@@ -21,7 +21,7 @@ from llmrun.models.location import locate, not_on_disk
 from llmrun.models.modelfile import Modelfile
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, this_machine
-from llmrun.planning.measurements import measured_before
+from llmrun.planning.measurements import Comparisons, measured_before
 from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
 from llmrun.planning.plan import Plan, scores_fit
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
@@ -74,8 +74,8 @@ def load(
         gpu_layers: layers on the GPU; -1 is all, None as many as fit.
         parallel: number of answers decoded together, each in its own context window; a shared prompt is prefilled once:
             `await asyncio.gather(*(model.chat("Hi", seed=seed) for seed in range(4)))`.
-        speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as pay by the step
-            times measured here, see measure_steps().
+        speculate: maximum drafted tokens per step, which never changes answers; "auto" is as many as are
+            expected to pay.
         draft: name or path of a smaller draft model with the same vocabulary, downloaded if missing; "mtp" drafts with
             the model's own heads, as is the default where it has some, "off" only from the text.
         lora: LoRA adapters, each a file or "FILE:SCALE"; AnswerRequest.adapters chooses among them.
@@ -149,8 +149,7 @@ def prepare(
     preferences, adapters = _with_stored(preferences or LoadPreferences(), adapters, stored, header)
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     measured = measured_before(header, hardware, settings.state_dir)
-    if speculate != AUTO:
-        preferences = replace(preferences, n_drafted=speculate)
+    preferences = preferences if speculate == AUTO else replace(preferences, n_drafted=speculate)
     preferences = replace(preferences, draft_heads=False) if draft is not None or speculate == OFF else preferences
     pair = partial(plan_pair, header, draft, hardware, measured=measured, adapters=adapters)
     planned = partial(pair, name=spec.name, repository=spec.repository or "")
@@ -174,9 +173,10 @@ def prepare(
     if drafts is not None:
         beside = replace(drafts.load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
         load = replace(load, draft=beside)
-    drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, drafts and drafts.header)
+    drafting = DraftPolicy(header, load, speculate, drafts and drafts.header)
+    comparisons = Comparisons(header, hardware, load, settings.state_dir)
     load_for = partial(_load_for, load, plan, preferences, planned)
-    return Model(path, spec, header, _with_notes(plan, stored), load, drafting, tuned, draft, load_for)
+    return Model(path, spec, header, _with_notes(plan, stored), load, drafting, comparisons, tuned, draft, load_for)
 
 
 def _with_stored(

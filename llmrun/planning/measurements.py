@@ -1,4 +1,4 @@
-"""Earlier measurements on this machine, by machine, build of llama.cpp and shape of the model: files of entries.
+"""Earlier measurements on this machine: entries of a file, by what was measured, machine, build of llama.cpp and model.
 
 Every answer waits for this, so it reads small files and imports nothing heavy.
 """
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
+from llmrun.config import FASTER_VARIANTS_FILE, MEASURED_FILE
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.types import WEIGHT_TYPES
@@ -22,8 +22,9 @@ from llmrun.planning.plan import Measurements, Plan
 from llmrun.protocol.codec import from_json, load_json
 from llmrun.protocol.llama_folder import has_variants, library_folder
 from llmrun.protocol.loading import Load
+from llmrun.protocol.questions import Compare
 from llmrun.protocol.sizes import readable_size
-from llmrun.protocol.speculation import AttentionTime, VariantTime
+from llmrun.protocol.speculation import AttentionTime, Compared, VariantTime
 from llmrun.storage import alone_in, disk_errors, write_whole
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 40
+_MOST_ENTRIES = 200
 _LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
 
 
@@ -44,6 +45,23 @@ def model_key(header: Header, hardware: Hardware) -> dict[str, Any]:
 def machine_key(hardware: Hardware) -> dict[str, Any]:
     """Return the part of a key that all models on this machine share."""
     return {"machine": _as_json(hardware.fingerprint), "build": _as_json(_build())}
+
+
+def find_measured(kind: str, key: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """Return what was measured; None if it was not.
+
+    Args:
+        kind: what, such as "attention".
+        key: model_key() or machine_key(), for a measurement that holds for all models.
+        folder: config.Settings.state_dir.
+    """
+    path = folder / MEASURED_FILE
+    return find_entry(path, {"kind": kind, **key}) if path.exists() else None
+
+
+def keep_measured(kind: str, key: dict[str, Any], folder: Path, entry: dict[str, Any]) -> None:
+    """Store what was measured; arguments as of find_measured(). Raises as keep_entry()."""
+    keep_entry(folder / MEASURED_FILE, {"kind": kind, **key}, entry)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
@@ -145,6 +163,36 @@ def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measure
     return Measurements(attention, excess, measured_variant(header, hardware, folder))
 
 
+class Comparisons:
+    """What an idle engine can compare for a loaded model, for later loads of it.
+
+    Args:
+        folder: config.Settings.state_dir.
+    """
+
+    def __init__(self, header: Header, hardware: Hardware, load: Load, folder: Path) -> None:
+        self._header, self._hardware, self._load, self._folder = header, hardware, load, folder
+
+    def missing(self) -> Compare | None:
+        """Return what was not compared yet; None if nothing is missing."""
+        header, hardware, folder = self._header, self._hardware, self._folder
+        is_known = measured_attention(header, hardware, folder)
+        attention = can_compare_attention(hardware, self._load) and not is_known
+        compare = Compare(attention, uncompared_types(header, hardware, self._load, folder))
+        return compare if any(compare) else None
+
+    def remember(self, found: Compared) -> None:
+        """Store what was compared.
+
+        Raises:
+            LlmrunError: the folder can't be written.
+        """
+        if found.attention:
+            remember_attention(found.attention, self._header, self._hardware, self._folder)
+        if found.variants:
+            remember_variants(found.variants, self._hardware, self._folder)
+
+
 # ---- flash attention on or off for one sequence
 #
 # Which setting is faster depends on the processor, the build of llama.cpp and the model's shape: off was 0.70 of the
@@ -171,21 +219,9 @@ def measured_attention(header: Header, hardware: Hardware, folder: Path) -> str:
     return "off" if sum(time.on for time in times) >= _MIN_GAIN * sum(time.off for time in times) else "on"
 
 
-def forget_attention(header: Header, hardware: Hardware, folder: Path, seconds: float) -> None:
-    """Remove a measurement of which no step was as fast as `seconds`.
-
-    Raises:
-        LlmrunError: the folder can't be written.
-    """
-    times = _times(header, hardware, folder)
-    if times and all(min(time.on, time.off) > seconds for time in times):
-        drop_entry(folder / ATTENTION_FILE, model_key(header, hardware))
-
-
 def _times(header: Header, hardware: Hardware, folder: Path) -> list[AttentionTime]:
     """Return what was measured; nothing if it was not, or is damaged."""
-    path = folder / ATTENTION_FILE
-    entry = find_entry(path, model_key(header, hardware)) if path.exists() else None
+    entry = find_measured("attention", model_key(header, hardware), folder)
     try:
         times = [from_json(AttentionTime, row) for row in entry["times"]] if entry else []
     except (TypeError, ValueError, KeyError):
@@ -199,8 +235,8 @@ def remember_attention(times: tuple[AttentionTime, ...], header: Header, hardwar
     Raises:
         LlmrunError: the folder can't be written.
     """
-    key = model_key(header, hardware)
-    keep_entry(folder / ATTENTION_FILE, key, {"times": [time._asdict() for time in times]})
+    entry = {"times": [time._asdict() for time in times]}
+    keep_measured("attention", model_key(header, hardware), folder, entry)
 
 
 # ---- the variants of the processor's backend, of which ggml chooses the one with the most instruction sets
@@ -271,8 +307,7 @@ def _main_types(header: Header) -> list[str]:
 
 def variant_times(hardware: Hardware, folder: Path) -> list[VariantTime]:
     """Return what was measured on this machine, of each type ggml's choice first; nothing if it is damaged."""
-    path = folder / VARIANTS_FILE
-    entry = find_entry(path, machine_key(hardware)) if path.exists() else None
+    entry = find_measured("variants", machine_key(hardware), folder)
     try:
         times = [from_json(VariantTime, row) for row in entry["times"]] if entry else []
     except (TypeError, ValueError, KeyError):
@@ -289,7 +324,7 @@ def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder
     types = {time.type for time in times}
     others = [time for time in variant_times(hardware, folder) if time.type not in types]
     key, path = machine_key(hardware), folder / FASTER_VARIANTS_FILE
-    keep_entry(folder / VARIANTS_FILE, key, {"times": [time._asdict() for time in (*others, *times)]})
+    keep_measured("variants", key, folder, {"times": [time._asdict() for time in (*others, *times)]})
     faster = [name for name, (_, gain) in fastest_variants(hardware, folder).items() if gain >= _MIN_GAIN]
     if faster:
         keep_entry(path, key, {"types": faster})
@@ -299,7 +334,6 @@ def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder
 
 # ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model
 
-FILE = "gpu_memory.json"
 _DIFFERS = 0.1  # share of the planned bytes
 _LEAST_DIFFERENCE = 8 << 20
 
@@ -310,9 +344,9 @@ def known_excess(header: Header, hardware: Hardware, folder: Path) -> tuple[tupl
     Args:
         folder: of the stored differences.
     """
-    if not hardware.gpus or not (folder / FILE).exists():
+    if not hardware.gpus:
         return ()
-    entry = find_entry(folder / FILE, model_key(header, hardware))
+    entry = find_measured("gpu memory", model_key(header, hardware), folder)
     excess = entry.get("excess") if entry else None
     if not isinstance(excess, dict):
         return ()
@@ -334,6 +368,5 @@ def compare_allocated(header: Header, plan: Plan, buffers: Sequence[DeviceBuffer
             notes.append(f"{name} holds {readable_size(allocated)}; the plan expected {readable_size(size)}")
     if notes:
         with suppress(LlmrunError):  # the folder can't be written: the next load says it again
-            key = model_key(header, probe())
-            keep_entry(folder / FILE, key, {"excess": excess})
+            keep_measured("gpu memory", model_key(header, probe()), folder, {"excess": excess})
     return notes

@@ -18,7 +18,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware, probe_details
-from llmrun.planning.measurements import find_entry, keep_entry, machine_key
+from llmrun.planning.measurements import find_measured, keep_measured, machine_key
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates
@@ -29,7 +29,6 @@ WEEKS = 4
 BUSY = 0.3
 """Cores that other programs may use during a measurement: one busy core slows all of ggml's threads down."""
 
-_FILE, _GPU_FILE = "speed.json", "gpu_speed.json"
 _LOOK_SECONDS = 0.1  # to see what other programs use
 _MOST_GPU_SECONDS = 30.0  # of processor time, with shaders to compile
 _MOST_SECONDS = 120.0  # of processor time; it takes 2
@@ -42,7 +41,7 @@ def remembered(hardware: Hardware, folder: Path) -> MachineSpeed | None:
 
 def _stored(hardware: Hardware, folder: Path) -> tuple[MachineSpeed | None, float]:
     """Return the stored speed, and its age in seconds, infinite if a clock was wrong."""
-    entry = find_entry(folder / _FILE, machine_key(hardware))
+    entry = find_measured("speed", machine_key(hardware), folder)
     try:
         if entry is None:
             return None, 0.0
@@ -151,7 +150,7 @@ def gpu_speeds(
     speeds = []
     for gpu in gpus:
         key = {**machine_key(hardware), "gpu": [gpu.name, gpu.description], "types": sorted({*types, STAND_IN})}
-        entry = find_entry(folder / _GPU_FILE, key)
+        entry = find_measured("gpu speed", key, folder)
         if entry is None:
             command = MeasureKernels(hardware.usable_cores, tuple(key["types"]), gpu=gpu.name)
             entry = {"figures": None}
@@ -160,7 +159,7 @@ def gpu_speeds(
                     entry = {"figures": as_dict(engine.do(KERNELS, command, seconds=_MOST_GPU_SECONDS))}
             finally:
                 with suppress(LlmrunError):  # the next command measures again
-                    keep_entry(folder / _GPU_FILE, key, entry)
+                    keep_measured("gpu speed", key, folder, entry)
         if entry.get("figures") is None:
             raise LlmrunError(f"measuring {gpu.name} failed before")
         speeds.append(from_json(MachineSpeed, entry["figures"]))
@@ -196,4 +195,4 @@ class Clock:
 
 def _remember(speed: MachineSpeed, hardware: Hardware, folder: Path) -> None:
     with suppress(LlmrunError):  # the next command measures again
-        keep_entry(folder / _FILE, machine_key(hardware), {"time": time.time(), "figures": as_dict(speed)})
+        keep_measured("speed", machine_key(hardware), folder, {"time": time.time(), "figures": as_dict(speed)})

@@ -19,7 +19,7 @@ from llmrun.protocol.arguments import check_fields
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.media import Media
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepsMeasured
+from llmrun.protocol.speculation import Speculation, StepDraft
 
 ROLES = ("system", "user", "assistant", "tool")
 _RENDERED_CHARACTERS_PER_SECOND = 5e6
@@ -112,7 +112,7 @@ class AnswerRequest:
         tools: tools that the model may call.
         tool_choice: "auto", "none", "required", or "=" and the name of the one tool that must be called.
         parallel_calls: the answer may have more than one call.
-        speculation: limits and step times for speculative decoding; None decodes one token per step.
+        speculation: limits of speculative decoding; None decodes one token per step.
         adapters: scales of the loaded adapters to use; None is those given at load.
         begins: text that the answer begins with, behind any reasoning; the model continues it.
         begins_reasoning: reasoning before that text; without a text the model continues the reasoning.
@@ -399,6 +399,7 @@ class Stats:
         template_seconds: part of ttft_seconds for the chat template: its compilation and all renderings.
         tokenize_seconds: part of ttft_seconds for the rest of the preparation.
         grammar_seconds: part of ttft_seconds for the compilation of the grammar.
+        draft_gain: expected decode speed by drafts, relative to plain decoding; 0 without drafts.
     """
 
     prompt_tokens: int = 0
@@ -429,6 +430,7 @@ class Stats:
     template_seconds: float = 0.0
     tokenize_seconds: float = 0.0
     grammar_seconds: float = 0.0
+    draft_gain: float = 0.0
 
     @property
     def ttft_parts(self) -> dict[str, float]:
@@ -471,12 +473,14 @@ class Finished(NamedTuple):
         reason: "stop" (end token or stop text), "length" (max_tokens or full context), "cancelled" or "repeats".
         stats: token counts and times.
         detail: the stop text that ended it, or the repeated text.
+        drafts: those that its steps verified.
     """
 
     request: int
     reason: str
     stats: Stats
     detail: str = ""
+    drafts: tuple[StepDraft, ...] = ()
 
 
 class JobUpdate(NamedTuple):
@@ -537,7 +541,6 @@ Event = (
     | Rendering
     | Rendered
     | MediaAccepted
-    | StepsMeasured
     | Started
     | PrefillProgress
     | TextDelta

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.text import TextTokens, TokenizeText
 from llmrun.protocol.messages import AnswerRequest, DraftedToken, PromptHistory
-from llmrun.protocol.speculation import StepTables
+from llmrun.protocol.speculation import Compared
 
 
 class TokenCount(NamedTuple):
@@ -72,10 +72,10 @@ class StateSaved(NamedTuple):
     n_bytes: int
 
 
-class MeasureSteps(NamedTuple):
-    """Measure decode steps of several widths."""
+class Compare(NamedTuple):
+    """Compare ways to compute, for the next loads of such a model."""
 
-    attention: bool = False  # compare flash attention on and off, too
+    attention: bool = False  # flash attention on and off
     variant_types: tuple[str, ...] = ()  # types of weights for which to compare the processor's variants
 
 
@@ -103,12 +103,12 @@ TOKENIZE_LOADED = JobKind("tokenize_loaded", TokenizeText, Empty, TextTokens, ne
 DETOKENIZE = JobKind("detokenize", tuple[int, ...], Empty, str, needs_model=True)
 EXPLAIN_CHOICES = JobKind("explain_choices", ExplainChoices, Empty, AnswerExplanation, needs_model=True)
 SAVE_STATE = JobKind("save_state", SaveState, Empty, StateSaved, needs_model=True)
-# Interrupted by any other command; the tables are empty then, or if the machine is too busy.
-MEASURE_STEPS = JobKind("measure_steps", MeasureSteps, Empty, StepTables, needs_model=True)
+# Interrupted by any other command; the comparisons are empty then, or if the machine is too busy.
+COMPARE = JobKind("compare", Compare, Empty, Compared, needs_model=True)
 # Answered at once, in the middle of a step too.
 STATUS = JobKind("status", Empty, Empty, EngineStatus, needs_model=True)
 
 _ALL = (
-    COUNT_TOKENS, APPLY_TEMPLATE, TOKENIZE_LOADED, DETOKENIZE, EXPLAIN_CHOICES, SAVE_STATE, MEASURE_STEPS, STATUS
+    COUNT_TOKENS, APPLY_TEMPLATE, TOKENIZE_LOADED, DETOKENIZE, EXPLAIN_CHOICES, SAVE_STATE, COMPARE, STATUS
 )  # fmt: skip
 QUESTIONS = {kind.name: kind for kind in _ALL}

@@ -21,7 +21,6 @@ from llmrun.protocol.answer import with_beginnings
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Generate, Message, Tool
 from llmrun.protocol.params import SERVER, SamplingParams, resolve_sampling
 from llmrun.protocol.questions import StateSaved, TokenCount
-from llmrun.protocol.speculation import StepTables
 from llmrun.remote.capabilities import TokenCounter, facts_of
 from llmrun.remote.client import PATIENT, RemoteClient
 from llmrun.remote.request_body import refused_fields, require_told
@@ -52,7 +51,6 @@ class RemoteModel:
     examples: tuple[Message, ...] = ()
     parallel = _MOST_AT_ONCE
     adapters: tuple[Adapter, ...] = ()
-    step_times = StepTables()
 
     def __init__(
         self,
@@ -97,7 +95,7 @@ class RemoteModel:
         """Raise UsageError if the server does not support a field of the request; the names are our own."""
         require_told(self.server, self._model, asked, self._named_in(asked), yielding=self._yielding)
 
-    def speculation(self, *, probes: bool = False) -> None:
+    def speculation(self) -> None:
         """Return None: the server decides about drafts."""
 
     def answer(self, *asked: AnswerRequest) -> Iterator[Event]:
@@ -174,7 +172,7 @@ class RemoteModel:
     def decode_together(self, answers: int) -> None:
         """Do nothing: the server gets all requests at once."""
 
-    def measuring_steps(self) -> AbstractContextManager[None]:
+    def while_idle(self) -> AbstractContextManager[None]:
         """Do nothing in this block."""
         return nullcontext()
 

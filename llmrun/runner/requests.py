@@ -37,7 +37,6 @@ from llmrun.protocol.messages import (
     rendering_share,
 )
 from llmrun.protocol.questions import QUESTIONS
-from llmrun.protocol.speculation import StepsMeasured
 from llmrun.runner.hang import SILENT_SECONDS, HangDetector
 from llmrun.runner.pipe import EngineExited, Pipe
 from llmrun.system import processor_seconds
@@ -51,7 +50,7 @@ CANCEL_SECONDS = 1.0
 # The events that answer each command, the last one at the end; or Failed.
 _ANSWERS: dict[type[Command], tuple[type[Event], ...]] = {
     Load: (LoadProgress, Loaded),
-    Generate: (Rendering, Rendered, MediaAccepted, Started, PrefillProgress, TextDelta, StepsMeasured, Finished),
+    Generate: (Rendering, Rendered, MediaAccepted, Started, PrefillProgress, TextDelta, Finished),
     Job: (Rendering, Rendered, JobUpdate, JobDone),
 }
 _PHASES = {

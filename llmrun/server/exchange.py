@@ -330,7 +330,6 @@ class ResponseStreams:
             if self._pool.crashes:
                 self._pool.crashes.forget(self._prompt(index))
             choice.timer.finished(event)
-            self._pooled.notice(event.stats)
 
     def _recover(self, index: int, crash: EngineCrashedError) -> None:
         """Resend the request after its engine died, if the answer had not started.

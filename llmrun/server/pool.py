@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,8 +29,8 @@ from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.media import Modality
-from llmrun.protocol.messages import AnswerRequest, Message, Started, Stats, TextDelta
-from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
+from llmrun.protocol.messages import AnswerRequest, Message, Started, TextDelta
+from llmrun.protocol.questions import COMPARE, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
 from llmrun.server.http import CrashingPromptError, model_not_found
@@ -103,7 +102,7 @@ NO_ADAPTERS = ServedAdapters()
 MOST_CRASHES = 2
 """A prompt that was in so many crashed engines is rejected."""
 IDLE_SECONDS = 5.0
-"""An engine that is idle for this long measures the cost of drafts, if that is unknown."""
+"""An engine that is idle for this long compares ways to compute, if a comparison is missing."""
 _REMEMBERED_PROMPTS = 1000
 _LONGEST_NAME = 500
 # A name that a client may use: never a path.
@@ -143,15 +142,9 @@ class PooledModel:
         self.starting: asyncio.Task[EngineConnection] | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self.idling: asyncio.TimerHandle | None = None
-        self.can_measure = True  # drafts, while idle
+        self.can_compare = True  # while idle
         self.running: dict[int, PooledAnswer] = {}  # by the lowest numbers that were free when they started
         self.locks = ExitStack()
-
-    def notice(self, stats: Stats) -> None:
-        """Let the idle engine measure its decode steps again if an answer shows that their times are wrong."""
-        write = partial(asyncio.get_running_loop().run_in_executor, None)  # another process may hold the files' lock
-        if self.model is not None and self.model.drafting.notice(stats, write):
-            self.can_measure = True
 
     def cancel_timers(self) -> None:
         for timer in (self.expiry, self.idling):
@@ -332,14 +325,14 @@ class Pool:
             self._set_timers(pooled)
 
     def _set_timers(self, pooled: PooledModel) -> None:
-        """Schedule the unload and the measurement of a model that may be idle from now on."""
+        """Schedule the unload and the comparisons of a model that may be idle from now on."""
         loop = asyncio.get_running_loop()
         pooled.used_at = loop.time()
         keep_seconds = self._keep_seconds if pooled.keep_seconds is None else pooled.keep_seconds
         if not pooled.users and 0 <= keep_seconds < math.inf:
             pooled.expiry = loop.call_later(keep_seconds, self._when_unused, pooled, self._unload)
-        if not pooled.users and pooled.is_loaded and pooled.can_measure:
-            pooled.idling = loop.call_later(self._idle_seconds, self._when_unused, pooled, self._measure_steps)
+        if not pooled.users and pooled.is_loaded and pooled.can_compare:
+            pooled.idling = loop.call_later(self._idle_seconds, self._when_unused, pooled, self._compare)
 
     def _when_unused(self, pooled: PooledModel, work: Callable[[PooledModel], Coroutine[Any, Any, None]]) -> None:
         if pooled.is_unused:
@@ -347,19 +340,17 @@ class Pool:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _measure_steps(self, pooled: PooledModel) -> None:
-        """Let an idle engine measure its decode steps; it stops at the next request, and tries again later."""
+    async def _compare(self, pooled: PooledModel) -> None:
+        """Let an idle engine compare ways to compute; it stops at the next request, and tries again later."""
         connection, model = pooled.connection, pooled.model
         if connection is None or model is None:
             return
-        drafting = model.drafting
-        if (unmeasured := drafting.unmeasured) is None:
+        pooled.can_compare = False  # after an error, or with nothing to compare
+        if (missing := await asyncio.to_thread(model.comparisons.missing)) is None:
             return
-        pooled.can_measure = False  # after an error
         with suppress(LlmrunError):
-            found = await connection.do(MEASURE_STEPS, unmeasured)
-            pooled.can_measure = not found.times
-            await asyncio.to_thread(drafting.remember, found)
+            await asyncio.to_thread(model.comparisons.remember, await connection.do(COMPARE, missing))
+            pooled.can_compare = await asyncio.to_thread(model.comparisons.missing) is not None
 
     def true_name(self, name: str) -> str:
         """Return the name of the model that answers requests for a name; "" for the first one."""

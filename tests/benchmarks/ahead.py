@@ -111,7 +111,7 @@ def _load(clients: int, n_before: int, numbers: Iterator[int], port: int) -> ser
 
 
 def copying(options: argparse.Namespace) -> Iterator[Row]:
-    """Speculation measures step times in the first run on a machine, so every run here is a later one."""
+    """Drafts begin with the first run on a machine."""
     prompt = f"Repeat this text twice, word for word.\n\n{COPIED}"
     command = [options.llmrun, "run", options.model, prompt, "-n", "300", "--temp", "0", "--stats"]
     with tempfile.TemporaryDirectory() as home:

@@ -10,7 +10,6 @@ The llama.cpp tools should be built for the same GPU, from the same commit. The 
     long     a prompt of 30,000 tokens beside llama-bench's, with micro-batches of 512 and 2,048
     drafts   a long answer with and without speculation
     serve    in turns: both servers under 1, 8 and 32 clients, short prompts and ones of 1,000 tokens
-    steps    the step table of speculation
     logits   the copy of logits from the GPU beside the sampler's time on the processor: all that sampling on the GPU
              could save
 
@@ -64,7 +63,7 @@ SAMPLERS = {
 }
 PROMPT = "Write the numbers from 1 to 1000 in words, one a line."
 N_LONG, N_LONG_ANSWER = 30_000, 1500  # tokens
-PARTS = ("bench", "experts", "run", "long", "drafts", "serve", "steps", "logits")
+PARTS = ("bench", "experts", "run", "long", "drafts", "serve", "logits")
 _REPEATS = 50
 
 
@@ -215,10 +214,6 @@ class Benchmark:
                     print(f"{n_before:,} tokens before:", file=sys.stderr)
                     serving.add_load(self.report, n_clients, peers.take_turns(self.options.runs, sides))
 
-    def steps(self) -> None:
-        """Add the step table."""
-        add_steps(self.report, self.path)
-
     def logits(self) -> None:
         """Add the copy of logits and the sampler's time."""
         add_logits(self.report, self.options.vocabulary, self.options.clients)
@@ -233,27 +228,6 @@ def question_of_numbers(number: int, n_before: int = 0) -> list[dict[str, str]]:
 def load_of(port: int, *size: Any) -> serving.Served:
     """Measure a server under clients; see serving.load_from()."""
     return asyncio.run(serving.load_from(port, *size))
-
-
-def add_steps(report: peers.Report, path: str) -> None:
-    """Add the time of decode steps by their width, relative to one token."""
-    from llmrun.config import load_settings
-    from llmrun.model.loading import prepare
-    from llmrun.models.location import locate
-    from llmrun.planning.preferences import LoadPreferences
-
-    with prepare(locate(path, load_settings()).spec, Path(path), LoadPreferences(n_ctx=4096)) as model:
-        model.start(model.new_engine())
-        _ = model.generate(PROMPT, max_tokens=8).text  # compiles kernels
-        steps = model.measure_steps()
-    if not steps:
-        print("the step table is not measured: other programs disturbed it, or drafts can't pay", file=sys.stderr)
-    plain = {step.depth: step.seconds for step in steps if step.width == 1}
-    for step in steps:
-        name = f"step of {step.width} after {step.depth:,} tokens"
-        report.add(name, [1e3 * step.seconds], "ms")
-        if step.width > 1 and step.depth in plain:
-            report.add(f"{name}, relative to one", [step.seconds / plain[step.depth]], "x")
 
 
 def add_logits(report: peers.Report, n_vocab: int, n_rows: Sequence[int]) -> None:

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -35,19 +36,18 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
+from llmrun.engine.core.steps import StepCost, StepCosts, cost_of
 from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Finished, Stats
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
+from llmrun.protocol.speculation import Speculation
 
 N_CTX, N_TOKENS = 1024, 90  # after about 100 tokens, the texts repeat themselves
 WIDTHS = (1, 2, 3, 4, 8, 16)
-SHAPE = Speculation(
-    7, tuple(StepTime(width, 0, width**0.2) for width in WIDTHS), tuple(StepTime(width, 0, 0.04) for width in WIDTHS)
-)
+SHAPE = Speculation(7, only_if_it_pays=True, draft_cost=0.04)
 PROMPTS = ("the cat sat on a mat. ", "no, we go to rome ", "a b c d e f g h ", "lorem ipsum ", "one two ", "she sells ",
            "how much wood ", "peter piper ")  # fmt: skip
 
@@ -58,11 +58,12 @@ def answered(model: LlamaModel, count: int, speculation: Speculation | None) -> 
     context = LlamaContext(model, load)
     heads = HeadModel(context, context.open_heads()) if speculation is not None else None
     engine, sequences, stats = Engine(context, draft_model=heads), [], list[Stats]()
+    costs = StepCosts([(width, width**0.2) for width in WIDTHS])
     for number, text in enumerate(PROMPTS[:count]):
         prompt = context.vocabulary.tokenize(text, special=False)
         drafting = None
         if heads is not None and speculation is not None:
-            drafting = Drafting(speculation, SuffixAutomaton(), prompt, heads.drafter())
+            drafting = Drafting(speculation, SuffixAutomaton(), prompt, heads.drafter(), costs, is_repeatable=True)
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
         engine.add(Sequence(number, prompt, sampler, Limits(N_TOKENS), drafting=drafting))
         sequences.append(engine._waiting[-1])
@@ -70,16 +71,6 @@ def answered(model: LlamaModel, count: int, speculation: Speculation | None) -> 
         stats += [event.stats for event in engine.step() if isinstance(event, Finished)]
     context.close()
     return [sequence.tokens for sequence in sequences], stats
-
-
-def gain(stats: list[Stats], count: int) -> float:
-    """Return the speedup by the shape's table, from mean widths."""
-    times, heads = (StepTimes(table) for table in (SHAPE.times, SHAPE.draft_times))
-    steps = max(each.decode_steps for each in stats)
-    rows = count + sum(each.drafted_tokens for each in stats) / steps
-    drafting = max(each.draft_steps for each in stats) * heads.seconds(count, 0)
-    seconds = steps * times.seconds(rows, 0) + drafting
-    return max(each.completion_tokens for each in stats) * times.seconds(count, 0) / seconds
 
 
 ROUNDS = 4
@@ -96,7 +87,7 @@ def type_of(name: str) -> str:
 
 def fastest_steps(
     steps: list[Callable[[int], None]], widths: tuple[int, ...], clock: Callable[[], float]
-) -> list[list[StepTime]]:
+) -> list[list[StepCost]]:
     """Return the times of several kinds of steps, which alternate."""
     best = [dict.fromkeys(widths, float("inf")) for _ in steps]
     for _ in range(ROUNDS):
@@ -106,10 +97,10 @@ def fastest_steps(
                 began = clock()
                 step(width)
                 found[width] = min(found[width], clock() - began)
-    return [[StepTime(width, 0, seconds) for width, seconds in found.items()] for found in best]
+    return [[*found.items()] for found in best]
 
 
-def measure(path: Path, threads: int) -> list[list[StepTime]]:
+def measure(path: Path, threads: int) -> list[list[StepCost]]:
     """Return the step times of a model and of its head."""
     model = LlamaModel(str(path), 0, _native.CancelFlag(), draft_heads=True)
     context = LlamaContext(model, Load(model.path, N_CTX, N_CTX, n_batch=64, n_rollback=15, threads=threads))
@@ -140,21 +131,20 @@ def show_random(name: str, folder: Path, threads: int) -> None:
     table, head_table = measure(path, threads)
     load = f"load {before[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
     print(f"{name}, {path.stat().st_size / 1e9:.1f} GB, {threads} threads; {load}")
-    print(f"{'rows':<22}" + "".join(f"{each.width:>8}" for each in table))
-    one = table[0].seconds
+    print(f"{'rows':<22}" + "".join(f"{each[0]:>8}" for each in table))
+    one = table[0][1]
     for kind, rows in (("a step, ms", table), ("a head's step, ms", head_table)):
-        print(f"{kind:<22}" + "".join(f"{1000 * each.seconds:>8.1f}" for each in rows))
-        print(f"{'  to one plain step':<22}" + "".join(f"{each.seconds / one:>8.2f}" for each in rows))
-    times, heads = StepTimes(tuple(table)), StepTimes(tuple(head_table))
+        print(f"{kind:<22}" + "".join(f"{1000 * each[1]:>8.1f}" for each in rows))
+        print(f"{'  to one plain step':<22}" + "".join(f"{each[1] / one:>8.2f}" for each in rows))
     for count in (1, 4):
         lengths = [length for length in range(1, 8) if count * (1 + length) <= WIDTHS[-1]]
         print(f"{f'{count} at once, tokens':<22}" + "".join(f"{length:>8}" for length in lengths))
         for share in ACCEPTANCE:
             gains = []
             for length in lengths:
-                drafting = heads.seconds(2 * count, 0) + (length - 1) * heads.seconds(count, 0)
+                drafting = cost_of(head_table, 2 * count) + (length - 1) * cost_of(head_table, count)
                 tokens = sum(share**place for place in range(length + 1))
-                gains.append(tokens * times.seconds(count, 0) / (times.seconds(count * (1 + length), 0) + drafting))
+                gains.append(tokens * cost_of(table, count) / (cost_of(table, count * (1 + length)) + drafting))
             print(f"{f'  {share:.0%} accepted':<22}" + "".join(f"{gain:>7.2f}x" for gain in gains))
 
 
@@ -182,7 +172,8 @@ def main() -> None:
                 )
                 a_step = sum(each.completion_tokens for each in stats) / sum(each.decode_steps for each in stats)
                 share = f"{accepted / drafted:.0%}" if drafted else "-"
-                print(f"{arch:<10}{rate:>6}{count:>9}{drafted:>9}{share:>10}{a_step:>8.2f}{gain(stats, count):>7.2f}  "
+                gain = fmean(each.draft_gain or 1 for each in stats)
+                print(f"{arch:<10}{rate:>6}{count:>9}{drafted:>9}{share:>10}{a_step:>8.2f}{gain:>7.2f}  "
                       f"{'equal' if found == plain else 'DIFFERENT'}")  # fmt: skip
             model.close()
 

@@ -17,7 +17,7 @@ from llmrun.grammar import Grammar
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.messages import AnswerRequest, Message, Stats
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation
 
 SAMPLING = SamplingParams(seed=7, logit_bias=((3, -math.inf),), order=("temperature",))
 LIMITS = Limits(5, ("\n",), ("ban",))
@@ -30,7 +30,7 @@ RECORD = Recording(
         grammar=Grammar("gbnf", 'root ::= "a"'),
         thinking=False,
         stops_repeats=True,
-        speculation=Speculation(7, (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))),
+        speculation=Speculation(7, recorded=((3, (5, 6)), (9, (1,)))),
     ),
     {"model": "abc", "threads": "2"},
     Answer(

@@ -212,11 +212,9 @@ def test_think_changes_one_thing_at_a_time() -> None:
     assert notes == ["tiny has no thinking mode."]
 
 
-def test_drafts_begin_when_step_times_were_measured_behind_a_long_answer(start: Start) -> None:
+def test_drafts_are_told_and_can_be_switched_off(start: Start) -> None:
     chat = start("long")
-    assert not any("drafted" in line for line in chat.ask("Why is the sky blue?"))
-    later = (any("drafted 70, accepted 68" in line for line in chat.ask("And red?")) for _ in range(20))
-    assert any(later)
+    assert any("drafted 70, accepted 68" in line for line in chat.ask("Why is the sky blue?"))
     chat.ask("/speculation off")
     assert not any("drafted" in line for line in chat.ask("And green?"))
     assert any("up to 7 per step" in line for line in chat.ask("/speculation 7"))

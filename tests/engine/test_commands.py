@@ -56,7 +56,7 @@ def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
         (Job(4, "count_tokens", HI), JobDone),
         (Job(5, "tokenize_loaded", TokenizeText("", "Hi")), JobDone),
         (Job(6, "detokenize", (75, 108)), JobDone),
-        (Job(7, "measure_steps", {}), JobDone),
+        (Job(7, "compare", {}), JobDone),
         (Cancel(1), None),
         (Job(8, "tokenize", TokenizeText(str(path), "Hi")), JobDone),
         (Job(9, "status", {}), JobDone),

@@ -24,7 +24,6 @@ from support.gguf_writer import runnable_model, write
 import llmrun.engine.main as module
 from llmrun.engine import loaded
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.core.steps import WIDTHS
 from llmrun.engine.jobs import explain
 from llmrun.engine.llama.base import Aborted
 from llmrun.engine.llama.context import LlamaContext
@@ -55,7 +54,7 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits
 from llmrun.protocol.questions import COUNT_TOKENS, EngineStatus, TokenCount
-from llmrun.protocol.speculation import Speculation, StepTables
+from llmrun.protocol.speculation import Speculation
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 PATIENCE = 120.0  # seconds, for what is only a matter of turns
@@ -591,34 +590,6 @@ def test_a_cancel_of_a_finished_request_stops_no_request() -> None:
     assert not running.process._flag.is_set
     gate.open()
     assert running.channel.finished(2).reason == "length"
-
-
-def test_steps_are_measured() -> None:
-    running = Running()
-    running.start()
-    for request in range(1, 50):  # whatever else computes here disturbs steps of microseconds
-        running.channel.say(Job(request, "measure_steps", {}))
-        measured = running.channel.wait(lambda event, request=request: event.request == request)
-        assert isinstance(measured, JobDone)
-        if measured.result.times:
-            break
-    assert {time.width for time in measured.result.times} == {1, *WIDTHS}
-
-
-@pytest.mark.parametrize("more", [ask(2), Cancel(1)], ids=["a question", "its cancel"])
-def test_whatever_comes_ends_the_measuring(more: Frame) -> None:
-    running = Running()
-    gate = running.gate_in_decode(7)
-    running.start()
-    running.channel.say(Job(1, "measure_steps", {}))
-    gate.wait()
-    running.channel.say(more)
-    assert eventually(running.process._has_queued_command)
-    gate.open()
-    assert running.channel.wait(lambda event: event.request == 1) == JobDone(1, StepTables())
-    running.channel.say(ask(3))
-    assert running.channel.finished(3).reason == "length"
-    assert not running.process._flag.is_set
 
 
 def test_a_drafted_answer_says_so(running: Running) -> None:

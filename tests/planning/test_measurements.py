@@ -13,12 +13,13 @@ import pytest
 from support.gguf_writer import tiny_model, write
 from support.random_model import write_random_model
 
-from llmrun.config import ATTENTION_FILE, FASTER_VARIANTS_FILE, VARIANTS_FILE
+from llmrun.config import FASTER_VARIANTS_FILE, MEASURED_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning import measurements
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.measurements import (
+    Comparisons,
     can_compare_attention,
     compare_allocated,
     fastest_variants,
@@ -33,11 +34,10 @@ from llmrun.planning.measurements import (
 from llmrun.planning.pairs import DraftFile, plan_pair
 from llmrun.planning.plan import Measurements, Plan, make_plan
 from llmrun.planning.preferences import LoadPreferences
-from llmrun.planning.speculation import OFF, DraftPolicy
 from llmrun.planning.tuned import loads_as_usual
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load
-from llmrun.protocol.speculation import AttentionTime, StepTables, VariantTime
+from llmrun.protocol.speculation import AttentionTime, Compared, VariantTime
 
 
 def test_no_thread_loses_what_another_one_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ def test_no_thread_loses_what_another_one_wrote(tmp_path: Path, monkeypatch: pyt
         time.sleep(0.01)
         return found
 
-    path = tmp_path / "new folder" / "steps.json"
+    path = tmp_path / "new folder" / "measured.json"
     with monkeypatch.context() as patched:
         patched.setattr(measurements, "read_entries", slowly)
         with ThreadPoolExecutor(8) as threads:
@@ -84,17 +84,19 @@ def test_off_has_to_gain(tmp_path: Path, times: tuple[AttentionTime, ...], expec
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "entries": [{}]}'])
 def test_a_damaged_file_is_as_none(tmp_path: Path, text: str) -> None:
     header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
-    (tmp_path / ATTENTION_FILE).write_text(text)
+    (tmp_path / MEASURED_FILE).write_text(text)
     assert measured_attention(header, MACHINE, tmp_path) == ""
 
 
 def test_it_is_measured_on_processors_once(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
-    policy = DraftPolicy(header, MACHINE, LOAD, tmp_path, OFF)
-    assert policy.comparisons.attention
-    policy.remember(StepTables(attention=(AttentionTime(0, 1.0, 1.0),)))
-    assert not policy.comparisons.attention
-    assert not DraftPolicy(header, MACHINE, LOAD, tmp_path).comparisons.attention
+    comparisons = Comparisons(header, MACHINE, LOAD, tmp_path)
+    missing = comparisons.missing()
+    assert missing is not None
+    assert missing.attention
+    comparisons.remember(Compared((AttentionTime(0, 1.0, 1.0),)))
+    assert comparisons.missing() is None
+    assert Comparisons(header, MACHINE, LOAD, tmp_path).missing() is None
     assert not can_compare_attention(replace(MACHINE, gpus=(Gpu("CUDA0", "GPU", GIB, GIB),)), LOAD)
     assert not can_compare_attention(MACHINE, replace(LOAD, kv_type_k="q8_0"))
     assert not can_compare_attention(MACHINE, replace(LOAD, workers=("host:1",)))
@@ -167,11 +169,13 @@ def test_variants_are_compared_where_they_compute(
     header = read_header(write(tmp_path / "tiny.gguf", tiny_model({})))
     assert uncompared_types(header, replace(MACHINE, gpus=(Gpu("CUDA0", "GPU", GIB, GIB),)), LOAD, tmp_path) == ()
     assert uncompared_types(header, MACHINE, replace(LOAD, workers=("host:1",)), tmp_path) == ()
-    policy = DraftPolicy(header, MACHINE, LOAD, tmp_path, OFF)
-    assert policy.unmeasured is not None
-    times = (times_of(name, zen4=1.0, haswell=0.5) for name in policy.unmeasured.variant_types)
-    policy.remember(StepTables(variants=tuple(chain(*times))))
-    assert policy.comparisons.variant_types == ()
+    comparisons = Comparisons(header, MACHINE, LOAD, tmp_path)
+    missing = comparisons.missing()
+    assert missing is not None
+    times = (times_of(name, zen4=1.0, haswell=0.5) for name in missing.variant_types)
+    comparisons.remember(Compared(variants=tuple(chain(*times))))
+    missing = comparisons.missing()
+    assert missing is None or missing.variant_types == ()
     monkeypatch.setenv("LLMRUN_CPU", "zen4")
     assert uncompared_types(header, MACHINE, LOAD, tmp_path / "other") == ()
 
@@ -191,7 +195,7 @@ def test_a_variant_gets_into_the_load(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "entries": [{}]}'])
 def test_damaged_times_of_variants_are_as_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / VARIANTS_FILE).write_text(text)
+    (tmp_path / MEASURED_FILE).write_text(text)
     assert fastest_variants(MACHINE, tmp_path) == {}
 
 
@@ -254,5 +258,5 @@ def test_layers_stay_behind_where_the_excess_leaves_no_room(header: Header, tmp_
 
 
 def test_a_damaged_file_is_no_difference(header: Header, tmp_path: Path) -> None:
-    (tmp_path / measurements.FILE).write_text("{", encoding="utf-8")
+    (tmp_path / MEASURED_FILE).write_text("{", encoding="utf-8")
     assert known_excess(header, GPU_MEMORY_MACHINE, tmp_path) == ()

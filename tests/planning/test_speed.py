@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from support.busy import busy_processes
 
+from llmrun.config import MEASURED_FILE
 from llmrun.errors import EngineCrashedError, LlmrunError
 from llmrun.planning import speed
 from llmrun.planning.hardware import Details, Hardware
-from llmrun.planning.measurements import keep_entry, machine_key
+from llmrun.planning.measurements import keep_measured, machine_key
 from llmrun.planning.speed import gpu_speeds, measure, remembered, speed_of
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.devices import Gpu
@@ -191,7 +192,7 @@ def test_lower_bounds_of_a_busy_machine_are_forgotten(engine: Engine, tmp_path: 
     """llmrun stored them once."""
     figures = as_dict(replace(ANSWER, others=1.5))
     del figures["is_estimated"]
-    keep_entry(tmp_path / "speed.json", machine_key(MACHINE), {"time": time.time(), "figures": figures})
+    keep_measured("speed", machine_key(MACHINE), tmp_path, {"time": time.time(), "figures": figures})
     assert remembered(MACHINE, tmp_path) is None
 
 
@@ -211,7 +212,7 @@ def test_a_type_that_joins_at_another_moment_is_as_fast_as_the_others_were(
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"time": 0}', "null", "\0", "[" * 100_000])
 def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
-    (tmp_path / "speed.json").write_text(text)
+    (tmp_path / MEASURED_FILE).write_text(text)
     assert remembered(MACHINE, tmp_path) is None
     assert speed_of(MACHINE, {"Q4_K"}, tmp_path)
 
@@ -219,7 +220,7 @@ def test_damaged_file(engine: Engine, tmp_path: Path, text: str) -> None:
 def test_damaged_figures(engine: Engine, tmp_path: Path) -> None:
     good = as_dict(ANSWER)
     for figures in ({}, {**good, "types": {"Q4_K": {"decode": 3}}}, {**good, "others": "x"}):
-        keep_entry(tmp_path / "speed.json", machine_key(MACHINE), {"time": time.time(), "figures": figures})
+        keep_measured("speed", machine_key(MACHINE), tmp_path, {"time": time.time(), "figures": figures})
         assert remembered(MACHINE, tmp_path) is None
 
 

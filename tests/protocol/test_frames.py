@@ -56,13 +56,13 @@ from llmrun.protocol.messages import (
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import TOKENIZE_LOADED
-from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTime
+from llmrun.protocol.speculation import Speculation
 
 REQUEST = Generate(
     2**40, AnswerRequest(prompt="", sampling=SamplingParams(seed=2**32 - 1, logit_bias=((0, -math.inf), (7, 1.5))))
 )
 FRAMES: list[Frame] = [
-    StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
+    Finished(5, "stop", Stats(drafted_tokens=3, draft_gain=1.2), "", ((1, (7, 8)), (9, (3,)))),
     Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
     Load(
         "/\udcff\udc80.gguf",
@@ -111,7 +111,9 @@ FRAMES: list[Frame] = [
     ),
     Generate(8, AnswerRequest(prompt="", prompt_tokens=(5, "a", 6), sampling=SamplingParams(logit_bias=(("a", 1.0),)))),
     Generate(8, AnswerRequest(speculation=Speculation(7))),
-    Generate(8, AnswerRequest(speculation=Speculation(15, (StepTime(1, 0, 0.006), StepTime(4, 512, 0.014))))),
+    Generate(
+        8, AnswerRequest(speculation=Speculation(15, only_if_it_pays=True, draft_cost=0.1, recorded=((1, (7, 8)),)))
+    ),
     Cancel(0),
     LoadProgress(0.1 + 0.2),
     Loaded(4096, 8192, 49152, "llama 135M Q4_1", False, ("CUDA0", "CPU"), 0.5, ("<think>", "</think>")),

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.engines import fake_engine
@@ -19,10 +18,11 @@ from llmrun.errors import BadModelError, ModelNotFoundError, OutOfMemoryError, U
 from llmrun.model import Model
 from llmrun.model.loading import prepare
 from llmrun.models.location import ModelLocation, locate
-from llmrun.planning import speculation as speculation_module
+from llmrun.planning.measurements import Comparisons
 from llmrun.planning.preferences import LoadPreferences
-from llmrun.protocol.messages import AnswerRequest, Message, Stats
+from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits
+from llmrun.protocol.speculation import Compared
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.http import CrashingPromptError
 from llmrun.server.model_routes import ModelCatalog
@@ -244,52 +244,30 @@ def test_a_model_whose_time_is_over_while_it_is_loaded_for_nobody_goes_afterward
     run(Machine(tmp_path, "a", keep_seconds=0.0), scenario)
 
 
-def test_an_idle_engine_measures_its_decode_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_engine_compares_ways_to_compute_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+    writers, remember = list[threading.Thread](), Comparisons.remember
 
-    async def scenario(machine: Machine) -> None:
-        async with machine.pool.lease("") as kept:
-            await machine.pool.ready(kept)
-            assert kept.idling is None, "it is in use"
-        assert kept.model is not None
-        while kept.model.drafting.lacks_times:
-            await asyncio.sleep(0)
-
-    run(Machine(tmp_path, "a", idle_seconds=0.0), scenario)
-    assert (tmp_path / "home/steps.json").is_file()
-
-
-def test_steps_are_measured_again_where_an_answer_shows_that_others_ran_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    writers, drop_entry = list[threading.Thread](), speculation_module.drop_entry
-
-    def noted(path: Path, key: dict[str, Any]) -> bool:
+    def noted(self: Comparisons, found: Compared) -> None:
+        remember(self, found)
         writers.append(threading.current_thread())
-        return drop_entry(path, key)
 
-    monkeypatch.setattr(speculation_module, "drop_entry", noted)
+    monkeypatch.setattr(Comparisons, "remember", noted)
+    monkeypatch.setattr("llmrun.planning.measurements.can_compare_attention", lambda *_: True)
 
     async def scenario(machine: Machine) -> None:
-        for turn in range(2):
+        for _ in range(2):
             async with machine.pool.lease("") as kept:
                 await machine.pool.ready(kept)
-            assert kept.model is not None
-            drafting = kept.model.drafting
-            while drafting.lacks_times or kept.can_measure:
+                assert kept.idling is None, "it is in use"
+            while not writers:
                 await asyncio.sleep(0)
-            expected = drafting.times[0].seconds
-            kept.notice(Stats(completion_tokens=40, decode_steps=40, decode_seconds=40 * expected))
-            assert not kept.can_measure, "as expected"
-            kept.notice(Stats(completion_tokens=40, decode_steps=40, decode_seconds=10 * expected))
-            assert kept.can_measure
-            assert drafting.lacks_times
-            while len(writers) <= turn:
-                await asyncio.sleep(0)
-            assert threading.main_thread() not in writers, "the event loop does not wait for files"
+        assert kept.model is not None
+        assert kept.model.comparisons.missing() is None
 
     run(Machine(tmp_path, "a", idle_seconds=0.0), scenario)
+    assert len(writers) == 1
+    assert threading.main_thread() not in writers, "the event loop does not wait for files"
 
 
 def test_less_than_no_time_is_for_ever(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What drafts gain and cost: the loop answers with texts of twelve kinds, and a machine's table says how long it takes.
 
+The drafts are planned by llmrun's own table for such a machine, and by what their steps take on it.
+
 Everything is llmrun's own but the model, which follows a text, and the prediction heads, which are right as often as
 such heads are. The time is the sum of the steps' by the table, so it is the same on each machine.
 """
@@ -15,9 +17,10 @@ from typing import NamedTuple
 from llmrun._native import CancelFlag, SuffixAutomaton
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
+from llmrun.engine.core.steps import ON_DEVICE, ON_PROCESSOR, StepCost, StepCosts, cost_of
 from llmrun.engine.llama.base import Entry, RunLimit
 from llmrun.protocol.messages import Finished, Stats
-from llmrun.protocol.speculation import Speculation, StepTime, StepTimes
+from llmrun.protocol.speculation import Speculation
 from support.conversation import Conversation
 from support.fake_context import Model, favouring
 
@@ -31,17 +34,25 @@ class Machine(NamedTuple):
     name: str
     steps: dict[int, float]
     head: float  # a step of the prediction heads
+    begins: tuple[StepCost, ...] = ON_PROCESSOR  # what its steps are expected to cost
 
-    def speculation(self) -> Speculation:
-        """Return the speculation that knows this table."""
-        times = tuple(StepTime(width, 0, seconds) for width, seconds in self.steps.items())
-        return Speculation(15, times, tuple(StepTime(width, 0, self.head) for width in (1, 2, 4, 8, 16)))
+    def seconds(self, rows: int) -> float:
+        """Return the time of a step."""
+        return cost_of(self.measured, rows)
+
+    @property
+    def measured(self) -> tuple[StepCost, ...]:
+        """Its own table."""
+        return tuple(self.steps.items())
 
 
 MACHINES = (
     # Measured for 1, 4, 8 and 16 rows, with an 8B model of random weights; others between them, the heads assumed.
-    Machine("H200, 8B Q4_K", {1: 1.0, 2: 1.10, 3: 1.20, 4: 1.30, 8: 1.81, 16: 1.89}, 0.12),
-    Machine("2 cores, 135M Q4_0", {1: 1.0, 2: 1.70, 4: 2.18, 8: 3.42}, 0.15),  # measured on Zen 4; the heads assumed
+    Machine("H200, 8B Q4_K", {1: 1.0, 2: 1.10, 3: 1.20, 4: 1.30, 8: 1.81, 16: 1.89}, 0.12, ON_DEVICE),
+    # Measured on Zen 4 with ggml's kernels, but for 16 rows; the heads assumed.
+    Machine("2 cores, ggml", {1: 1.0, 2: 1.70, 4: 2.18, 8: 3.42, 16: 6.0}, 0.15),
+    # Measured on Zen 5 with our own kernels, one thread; the heads assumed.
+    Machine("135M Q4_0", {1: 1.0, 2: 1.12, 3: 1.36, 4: 1.63, 8: 2.51, 16: 3.47}, 0.3),
     Machine("memory-bound", {width: width**0.2 for width in (1, 2, 3, 4, 8, 16)}, 0.04),  # assumed
 )
 
@@ -190,13 +201,13 @@ class Outcome:
 
 def simulate(
     kind: str, machine: Machine, *, n_tokens: int, clients: int = 1, heads: bool = False, seed: int = 1,
-    believed: Machine | None = None,
+    begins: tuple[StepCost, ...] | None = None,
 ) -> Outcome:  # fmt: skip
     """Answer with texts of one kind, all at the same time.
 
     Args:
         heads: the model has prediction heads.
-        believed: the table that the drafts are planned by; None for the machine's own.
+        begins: what steps are expected to cost; None for the machine's.
     """
     write, share = TEXTS[kind]
     texts = list[list[int]]()
@@ -207,21 +218,25 @@ def simulate(
     def model(tokens: Sequence[int]) -> Sequence[float]:
         return favouring(texts[tokens[0] - _N_WORDS][len(tokens)])
 
-    speculation = (believed or machine).speculation()
-    if not heads:
-        speculation = speculation._replace(draft_times=())
+    speculation = Speculation(15, only_if_it_pays=True, draft_cost=machine.head if heads else 0.0)
     found = _Heads(texts, share, seed) if heads else None
-    talk, stats = _answer(model, texts, n_tokens, speculation, found)
-    plain, _ = _answer(model, texts, n_tokens, None, None)
-    times, head_times = (StepTimes(table) for table in machine.speculation()[1:3])
-    spent = sum(head_times.seconds(rows, 0) for rows in found.drafting) if found is not None else 0.0
-    spent += sum(times.seconds(len(call), 0) for call in _decoding(talk.context.calls))
+    costs = StepCosts(begins or machine.begins)
+    talk, stats = _answer(model, texts, n_tokens, machine, speculation, found, costs)
+    plain, _ = _answer(model, texts, n_tokens, machine, None, None, costs)
+    spent = machine.head * len(found.drafting) if found is not None else 0.0
+    spent += sum(machine.seconds(len(call)) for call in _decoding(talk.context.calls))
     counted = (sum(map(attrgetter(name), stats)) for name in ("drafted_tokens", "accepted_tokens"))
-    return Outcome(sum(times.seconds(len(call), 0) for call in _decoding(plain.context.calls)) / spent, *counted)
+    return Outcome(sum(machine.seconds(len(call)) for call in _decoding(plain.context.calls)) / spent, *counted)
 
 
 def _answer(
-    model: Model, texts: Sequence[list[int]], n_tokens: int, speculation: Speculation | None, heads: _Heads | None
+    model: Model,
+    texts: Sequence[list[int]],
+    n_tokens: int,
+    machine: Machine,
+    speculation: Speculation | None,
+    heads: _Heads | None,
+    costs: StepCosts,
 ) -> tuple[Conversation, list[Stats]]:
     """Answer with drafts, or without."""
     talk = Conversation(
@@ -231,12 +246,18 @@ def _answer(
         n_batch=256,
         n_seq_max=len(texts),
     )
-    talk.engine._clock = lambda: 0.0
+    talk.context.step_seconds = machine.seconds
+
+    def clock() -> float:
+        drafting = machine.head * len(heads.drafting) if heads is not None else 0.0
+        return drafting + sum(machine.seconds(len(call)) for call in talk.context.calls)
+
+    talk.engine._clock = clock
     for number, text in enumerate(texts):
         prompt, drafting = text[:_N_PROMPT], None
         if speculation is not None:
             drafter = heads.drafter() if heads is not None else None
-            drafting = Drafting(speculation, SuffixAutomaton(), prompt, drafter)
+            drafting = Drafting(speculation, SuffixAutomaton(), prompt, drafter, costs)
         talk.ask(prompt, most=n_tokens, request=number, drafting=drafting)
     stats, limit = list[Stats](), RunLimit(64, 0.0, CancelFlag(), None)
     while talk.engine.busy:

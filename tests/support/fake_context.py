@@ -152,6 +152,7 @@ class FakeContext:
         most_threads: limits that were set, in order.
         faults: number of a decode call, from 0 -> what it raises, after having written half of its batch.
         before_decode: called at the beginning of each decode call, with its number.
+        step_seconds: returns the seconds of a step of a run, by its rows.
         poison: a token; no batch in which it stands can be decoded.
         set_state_error: what set_state() raises.
         copies_whole: whether copy() copies all of a stream, whatever the length.
@@ -191,6 +192,7 @@ class FakeContext:
         self.split_from: int | None = None
         self.faults: dict[int, Exception] = {}
         self.before_decode: Callable[[int], None] = lambda call: None
+        self.step_seconds: Callable[[int], float] = lambda rows: 0.0
         self.poison: int | None = None
         self.set_state_error: Exception | None = None
         self.hidden_cells = self.n_computed = 0
@@ -270,7 +272,7 @@ class FakeContext:
         failure: Exception | None = None
 
         def plans() -> bool:
-            return any(_plan(row, entry.position, len(rows)) for row, entry in zip(rows, entries, strict=True))
+            return any(_plan(row, len(rows)) for row in rows)
 
         for number in range(limit.steps):
             if not submitted and plans():
@@ -294,7 +296,7 @@ class FakeContext:
                 if row.lookup is not None and row.gate is not None:
                     row.lookup.extend(tokens[-1:])
                     row.gate.compare(tokens[-1:])
-            steps.append(((*tokens,), 0.0, 0.0))
+            steps.append(((*tokens,), self.step_seconds(len(entries)), 0.0))
             if failed or any(map(self.vocabulary.is_end, tokens)) or limit.interrupted.is_set:
                 return Run(steps, failed)
             if is_last or number == limit.steps - 1 or (limit.seconds <= 0 and limit.take is None):
@@ -455,9 +457,9 @@ class FakeContext:
         return True
 
 
-def _plan(row: RunRow, depth: int, width: int) -> bool:
+def _plan(row: RunRow, width: int) -> bool:
     """Plan a draft; return whether it may pay."""
     if row.lookup is None or row.gate is None:
         return False
     drafted, match = row.lookup.draft(row.gate.n_compared)
-    return row.gate.plan(drafted, match, _native.StepShape(width, width, depth), 2**31 - 1).length > 0
+    return row.gate.plan(drafted, match, _native.StepShape(width, width), 2**31 - 1).length > 0

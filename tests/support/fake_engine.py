@@ -43,14 +43,13 @@ from llmrun.protocol.messages import (
     TokenLogprob,
 )
 from llmrun.protocol.questions import COUNT_TOKENS, EngineStatus, StateSaved, TokenCount
-from llmrun.protocol.speculation import StepTables, StepTime
+from llmrun.protocol.speculation import AttentionTime, Compared
 from llmrun.protocol.toolcalls import HERMES
 
 MODE = sys.argv[1]
 OPEN: list[int] = []
 LOADED: list[Load] = []
 FOREVER = 3600  # seconds: longer than a test may take
-TIMES = (StepTime(1, 0, 0.01), StepTime(4, 0, 0.02))
 OTHER = (" other", tuple(b" other"), -1.5)
 LAST_WORDS = "/tmp/pip-install-1/vendor/llama.cpp/fake_engine.cpp:42: GGML_ASSERT(fake) failed"
 TOO_LARGE = "ggml-backend.cpp:941: pre-allocated tensor (cache_k_l0) in a buffer (Vulkan0) that cannot run it"
@@ -169,7 +168,7 @@ def generate(command: Generate) -> None:
     phase("decode")
     fault = globals().get(MODE)
     speculation = command.asked.speculation
-    if speculation is not None and not speculation.probes:
+    if speculation is not None and (MODE == "long" or not speculation.only_if_it_pays):
         drafted(command.request)
     elif fault is None:
         send(
@@ -228,7 +227,7 @@ def report(command: Generate) -> None:
 def drafted(request: int) -> None:
     """All but the first token come of one step."""
     stats = Stats(3, completion_tokens=70, context_used=73, n_ctx=256)
-    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69)
+    stats = replace(stats, drafted_tokens=70, accepted_tokens=68, decode_steps=2, decode_seconds=0.69, draft_gain=2.5)
     send(TextDelta(request, "lo", 1, drafted=True), Finished(request, "stop", stats))
 
 
@@ -289,10 +288,6 @@ def at_max_tokens(request: int) -> None:
 def long(request: int) -> None:
     """A long answer, as its figures have it."""
     send(TextDelta(request, "lo", 69), Finished(request, "stop", Stats(3, completion_tokens=70, decode_seconds=1.38)))
-
-
-long_never_idle = long
-"""As long, and nothing can be measured."""
 
 
 def window_full(request: int) -> None:
@@ -365,7 +360,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "status": lambda _: EngineStatus(cells=100, cells_used=25, prefix_queries=8, prefix_hits=6),
     "save_state": lambda _: StateSaved(3, 100),
     "tokenize_loaded": lambda asked: TextTokens(tuple(asked["text"].encode()), (), 256),
-    "measure_steps": lambda _: StepTables(() if MODE.endswith("never_idle") else TIMES),
+    "compare": lambda _: Compared((AttentionTime(0, 0.01, 0.02),)),
     "embed": lambda asked: embedded(asked["texts"]),
     "detokenize": lambda tokens: bytes(tokens).decode(),
 }

@@ -7,16 +7,14 @@ its own tokens. An image or audio has a batch to itself, because llama.cpp does 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 from llmrun._native import StepShape
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.media import MediaPart
-from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
 from llmrun.engine.core.sequence import Sequence, blame
-from llmrun.engine.core.steps import StepProbe
 from llmrun.engine.llama.base import Context, Entry
 
 Batch = list[Entry] | MediaPart  # The input of one decode call
@@ -47,7 +45,7 @@ class BatchCapacity(NamedTuple):
 
 
 def fill(
-    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftModel | HeadModel | None
+    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity | None, model: DraftWeights | None
 ) -> tuple[list[BatchPart], Batch]:
     """Build the next batch: a chunk of an image or audio, or the tokens of every chosen sequence that is not at one.
 
@@ -79,29 +77,28 @@ def fill(
     return parts, batch
 
 
-def _draft(
-    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftModel | HeadModel | None
-) -> None:
+def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftWeights | None) -> None:
     """Draft for each sequence in turn, or for all with the model's heads, unless one of them still prefills."""
     if any(share < sequence.n_waiting or not sequence.n_completion for sequence, share in chosen):
         return
-    planned: list[tuple[Sequence, Drafting | StepProbe]] = []
-    if isinstance(model, HeadModel) and len(chosen) > 1:
+    planned: list[tuple[Sequence, Drafting]] = []
+    is_together = model is not None and model.drafts_together
+    if model is not None and is_together and len(chosen) > 1:
         planned += _plan_together(chosen, spare, model)
-    if not planned and (len(chosen) == 1 or not (spare.are_equal and isinstance(model, HeadModel))):
+    if not planned and (len(chosen) == 1 or not (spare.are_equal and is_together)):
         rows = n_tokens = sum(share for _, share in chosen)
         for sequence, share in chosen:
             if sequence.drafting is not None:
                 end = sequence.n_cached + share
                 limit = min(spare.rows - rows, spare.cells - (rows - n_tokens), spare.window - end, spare.draft)
                 with blame(sequence):
-                    rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen), end - 1))
+                    rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen)))
                 planned.append((sequence, sequence.drafting))
     if model is not None:
         drafters = (drafting.model for _, drafting in planned)
         requesting = [drafter for drafter in drafters if drafter is not None and drafter.n_requested is not None]
         if requesting:
-            cast("Any", model).compute(requesting)  # the drafters are this model's
+            model.compute(requesting)  # the drafters are this model's
     for sequence, drafting in planned:
         with blame(sequence):
             sequence.draft = drafting.take(sequence.sampler.allowed)
@@ -113,13 +110,13 @@ def _draft(
 
 
 def _plan_together(
-    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: HeadModel
+    chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model: DraftWeights
 ) -> list[tuple[Sequence, Drafting]]:
     """Plan drafts of one length by the heads, for the sequences that can have them; nothing if they don't pay."""
     asking: list[tuple[Sequence, Drafting]] = []
     for sequence, _ in chosen:
         drafting = sequence.drafting
-        if isinstance(drafting, Drafting) and isinstance(drafting.model, HeadDrafter):
+        if drafting is not None and drafting.model is not None:
             drafting.model.place(sequence.slot, sequence.n_waiting)
             if drafting.can_ask_model:
                 drafting.refuse()  # until it is planned
@@ -129,11 +126,13 @@ def _plan_together(
         return []
     n_tokens, n = sum(share for _, share in chosen), len(asking)
     depth = max(sequence.n_cached for sequence, _ in asking)
-    limit = min(model.n_most, spare.draft, (spare.rows - n_tokens) // n, spare.cells // n, spare.window - depth - 1)
-    length, seconds = choose_together([drafting for _, drafting in asking], len(chosen), limit, depth)
+    limit = min(
+        model.n_most or 0, spare.draft, (spare.rows - n_tokens) // n, spare.cells // n, spare.window - depth - 1
+    )
+    length, cost = choose_together([drafting for _, drafting in asking], len(chosen), limit)
     if length <= 0:
         return []
-    step = StepShape(n_tokens, len(chosen), depth)
+    step = StepShape(n_tokens, len(chosen))
     for sequence, drafting in asking:
-        drafting.plan_together(sequence.tokens, length, seconds, step)
+        drafting.plan_together(sequence.tokens, length, cost, step)
     return asking

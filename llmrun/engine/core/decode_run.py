@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.sequence import Sequence, blame
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry, RunLimit, RunRow, RunSteps
@@ -153,5 +152,5 @@ def _row(sequence: Sequence, *, drafts: bool) -> RunRow:
     entry = Entry(sequence.tokens[-1], sequence.n_cached, sequence.slot, True)
     drafting = sequence.drafting
     with blame(sequence):
-        lookup = drafting.natively(sequence.tokens) if drafts and isinstance(drafting, Drafting) else ()
+        lookup = drafting.natively(sequence.tokens) if drafts and drafting is not None else ()
     return RunRow(entry, sequence.sampler.native, *lookup)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from llmrun._native import BadLogits, Gate, Sampler
+from llmrun._native import BadLogits, Sampler
+from llmrun.engine.core.draft_source import WeightsDrafter
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.errors import LlmrunError
@@ -32,51 +33,31 @@ class _Slot:
     last_used: int = 0
 
 
-class ModelDrafter:
-    """A drafts.Drafter for one sequence; its drafts come from DraftModel.compute().
-
-    Attributes:
-        n_requested: tokens that compute() should draft; 0 only prefills, None does nothing.
-        n_steps: steps of the draft model for this sequence.
-        probabilities: of the last draft's tokens, by the draft model.
-    """
+class ModelDrafter(WeightsDrafter):
+    """The drafter of one sequence; its drafts come from DraftModel.compute()."""
 
     source: DraftSource = "model"
 
     def __init__(self, model: DraftModel) -> None:
+        super().__init__(model)
         self._model = model
-        self._tokens: list[int] = []
         self._n_cached = 0  # tokens in the slot's KV cache
         self._slot: _Slot | None = None
-        self._draft: list[int] = []
         self._is_unsure = False
         self._can_read = True
-        self.n_requested: int | None = None
-        self.n_steps = 0
-        self.probabilities: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        self._tokens += tokens
+        super().extend(tokens)
         self._can_read = self._can_read and self._model.has_tokens(tokens)
 
     def rewind(self, length: int) -> None:
-        del self._tokens[length:]
+        super().rewind(length)
         self._n_cached = min(self._n_cached, length)
-
-    def draft(self, limit: int) -> tuple[list[int], int]:
-        draft, self._draft = self._draft, []
-        return draft[:limit], Gate.MODEL
 
     def close(self) -> None:
         """Release the slot when the answer ends; its KV cache stays for the next sequence."""
         if self._slot is not None:
             self._slot.owner = None
-
-    def place(self, slot: int, n_waiting: int) -> None:
-        """Do nothing: a draft model has slots of its own."""
 
     def count_missing(self) -> int | None:
         """Return the number of tokens to prefill before drafting; None if drafting is impossible."""
@@ -113,8 +94,7 @@ class ModelDrafter:
         is_unsure = logprob < _UNSURE
         if is_unsure and not self._draft:
             return None
-        self._draft.append(token)
-        self.probabilities.append(math.exp(logprob))
+        self._add(token, logprob)
         self._is_unsure |= is_unsure
         n_rows = len(self._draft) + 1
         is_complete = n_rows > (self.n_requested or 0) or (self._is_unsure and n_rows % _MULTIPLE == 0)
@@ -131,25 +111,19 @@ class DraftModel:
         has_failed: llama.cpp could not compute with it; answers continue without drafts.
     """
 
+    drafts_together = False
+    n_most = None
+
     def __init__(self, context: Context, n_vocab: int) -> None:
-        self.context = context
+        self.context, self.contexts = context, (context,)
         self._n_vocab = min(context.vocabulary.n_tokens, n_vocab)
         self._logits = Sampler(context.vocabulary.n_tokens)
         self._slots = [_Slot(number) for number in range(context.n_seq_max)]
         self._n_taken = 0
         self.has_failed = False
 
-    def measured_sequence(self) -> tuple[int, int]:
-        """Return a sequence after which steps can be measured, and its length.
-
-        It is the longest one; emptied, if its last tokens can't be cut afterwards.
-        """
-        slot = max(self._slots, key=lambda slot: len(slot.tokens))
-        return slot.number, len(slot.tokens) if self.context.cuts else self.cut(slot, 0)
-
-    def restore(self, sequence_id: int, length: int) -> bool:
-        """Cut a measured sequence to its length; return False, and leave it empty, if the model can't."""
-        return self.cut(self._slots[sequence_id], length) == length
+    def switch_on(self) -> None:
+        """Do nothing: it reads what it needs before it drafts."""
 
     def drafter(self) -> ModelDrafter:
         """Return a drafter for a new sequence."""

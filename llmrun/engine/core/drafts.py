@@ -6,14 +6,15 @@ and decides how many tokens pay.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
-from llmrun.engine.core.draft_model import ModelDrafter
-from llmrun.engine.core.mtp_model import HeadDrafter
+from llmrun.engine.core.draft_source import WeightsDrafter
+from llmrun.engine.core.steps import ON_PROCESSOR, StepCost, StepCosts, cost_of
 from llmrun.protocol.messages import DraftSource
-from llmrun.protocol.speculation import Speculation, StepTimes
+from llmrun.protocol.speculation import Speculation
 
 _CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
 _MAX_PREFILL = 64  # with more missing tokens, the step only prefills
@@ -25,7 +26,7 @@ _WARM_UP = 16  # tokens after a rest whose hidden states the heads see before th
 
 
 class Drafter(Protocol):
-    """A source of drafts for one sequence. Deterministic, so that a repeated request takes the same steps."""
+    """A source of drafts for one sequence."""
 
     def __len__(self) -> int:
         """Return the length of the sequence."""
@@ -46,6 +47,8 @@ class Drafting:
     Args:
         drafter: new; it gets the prompt here.
         model: new; drafts when its expected gain is larger than the drafter's.
+        costs: of the engine's steps.
+        is_repeatable: draft by the costs that no step has moved, so that the same answer takes the same steps again.
 
     Attributes:
         source, probabilities: of what take() has returned; no probabilities if it is from the text.
@@ -56,9 +59,14 @@ class Drafting:
         speculation: Speculation,
         drafter: Drafter,
         prompt: Sequence[int],
-        model: ModelDrafter | HeadDrafter | None = None,
+        model: WeightsDrafter | None = None,
+        costs: StepCosts | None = None,
+        *,
+        is_repeatable: bool = False,
     ) -> None:
         self.model, self.speculation = model, speculation
+        self._costs, self._is_repeatable = costs or StepCosts(ON_PROCESSOR), is_repeatable
+        self._recorded = deque(speculation.recorded) if speculation.recorded is not None else None
         self.source: DraftSource = "prompt"
         self.probabilities: Sequence[float] = ()
         self._n_prompt = len(prompt)
@@ -66,13 +74,14 @@ class Drafting:
         self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
         for source in self._drafters:
             source.extend(prompt)
-        tables = speculation.times, speculation.draft_times
-        self._gate = Gate(speculation.most, *(StepTimes(times).lines for times in tables))
-        self._step = StepShape(1, 1, 0)  # the planned one,
+        self._table = self._costs.begin
+        self._gate = Gate(speculation.most, self._table, self._draft_costs(1.0), always=not speculation.only_if_it_pays)
+        self._step = StepShape(1, 1)  # the planned one,
         self._drafted: list[int] = []  # its draft, ...
-        self._taken: list[int] = []  # what take() has returned, and the seconds that drafting it takes
-        self._seconds = 0.0
-        self._share: float | None = None  # seconds that the planned step takes for drafts together with others'
+        self._taken: list[int] = []
+        self._drafting = 0.0  # ... what take() has returned, and what drafting it costs
+        self._is_planned = False  # the next step is
+        self._share: float | None = None  # of what the planned step costs for drafts together with others'
         self.n_together = 0  # steps with plan_together()
         self._n_refused = 0  # consecutive steps in which the model's drafts did not pay
         self._rest, self._rests_until = _REST, 0  # the next rest, and the length with which the last one ends
@@ -81,10 +90,12 @@ class Drafting:
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
-        If the model's n_requested is not None afterwards, DraftModel.compute() has to run before take().
+        If the model's n_requested is not None afterwards, DraftWeights.compute() has to run before take().
         """
         self._catch_up(tokens)
-        self._step, self._share = step, None
+        self._step, self._share, self._is_planned = step, None, True
+        if self._recorded is not None:
+            return self._plan_recorded(len(tokens) - self._n_prompt, limit)
         self._drafted, self._match = self._drafter.draft(self._gate.n_compared)
         choice = self._gate.plan(self._drafted, self._match, step, limit)
         self._length = choice.length
@@ -93,20 +104,27 @@ class Drafting:
             self._length = max(self._length, self.model.n_requested or 0)
         return self._length
 
+    def _plan_recorded(self, n_tokens: int, limit: int) -> int:
+        """Plan the draft that this step had when the answer was recorded."""
+        assert self._recorded is not None
+        has_one = self._recorded and self._recorded[0][0] == n_tokens
+        self._drafted, self._match = [*self._recorded.popleft()[1]] if has_one else [], 1
+        self._gate.plan(self._drafted, self._match, self._step, 0)
+        self._length = max(0, min(limit, len(self._drafted)))
+        return self._length
+
     def plan_together(self, tokens: Sequence[int], length: int, share: float, step: StepShape) -> None:
         """Plan a step in which several sequences draft `length` tokens each with their heads; compute() has to follow.
 
         Args:
-            share: this sequence's of the seconds that the drafts take.
+            share: this sequence's of what the drafts cost.
         """
         assert self.model is not None
         self._catch_up(tokens)
-        self._step, self._length = step, length
+        self._step, self._length, self._is_planned = step, length, True
         self._note_use(is_used=True)
-        self._share = share
-        if self.speculation.times:  # the gate adds what this draft alone would take
-            times = StepTimes(self.speculation.times)
-            self._share -= times.seconds(step.rows + length, step.depth) - times.seconds(step.rows, step.depth)
+        # The gate adds what this draft alone would cost.
+        self._share = share - self.cost(step.rows + length) + self.cost(step.rows)
         self._drafted, self._match = [], 0
         self.n_together += 1
         self._gate.plan([], 0, step, 0)
@@ -121,14 +139,53 @@ class Drafting:
         return self._gate.expected(Gate.MODEL, length)
 
     def credit(self, step: StepShape) -> float:
-        """Return the seconds that a draft by the model may cost in a step."""
+        """Return what a draft by the model may cost in a step."""
         return self._gate.credit(Gate.MODEL, step)
+
+    @property
+    def widest(self) -> int:
+        """Rows of the widest step whose cost is known."""
+        return self._table[-1][0]
+
+    def cost(self, rows: int) -> float:
+        """Return the cost of a step of so many rows."""
+        return cost_of(self._table, rows)
+
+    def draft_cost(self, rows: int) -> float:
+        """Return the cost of such a step of what drafts."""
+        return cost_of(self._draft_costs(self._factor), rows)
+
+    @property
+    def speedup(self) -> float:
+        """The expected speed of the answer so far, relative to plain decoding."""
+        return self._gate.speedup
+
+    def record_plain(self, seconds: Sequence[float]) -> None:
+        """Account for decode steps of one row."""
+        self._costs.record_plain(seconds)
+
+    def record(self, seconds: float) -> None:
+        """Account for a decode step that decoded one token of this sequence alone, and its draft."""
+        expected = self._gate.planned_cost if self._is_planned else 0.0
+        self._is_planned = False
+        if expected > 0:
+            self._costs.record(expected / self._factor, seconds)
+        else:
+            self._costs.record_plain([seconds])
+
+    @property
+    def _factor(self) -> float:
+        return 1.0 if self._is_repeatable else self._costs.factor
+
+    def _draft_costs(self, factor: float) -> tuple[StepCost, ...]:
+        share = factor * self.speculation.draft_cost
+        return tuple((width, share * cost) for width, cost in self._costs.begin) if share else ()
 
     @property
     def is_native(self) -> bool:
         """Whether native code can plan the drafts."""
         has_model = self.model is not None and len(self._drafter) >= self._rests_until
-        return not has_model and isinstance(self._drafter, SuffixAutomaton)
+        return not has_model and self._recorded is None and isinstance(self._drafter, SuffixAutomaton)
 
     @property
     def can_ask_model(self) -> bool:
@@ -156,6 +213,9 @@ class Drafting:
         for drafter in self._drafters:  # native code extends the first one alone
             drafter.extend(tokens[len(drafter) :])
         self._gate.compare(new)
+        if not self._is_repeatable and self._table is not self._costs.table:
+            self._table = self._costs.table
+            self._gate.set_costs(self._table, self._draft_costs(self._costs.factor))
 
     def take(self, count_allowed: Callable[[list[int]], int]) -> list[int]:
         """Return the tokens to verify in the planned step.
@@ -165,22 +225,22 @@ class Drafting:
         """
         tokens, match, length = self._drafted, self._match, self._length
         self.source, self.probabilities = self._text_source, ()
-        gate, model, seconds = self._gate, self.model, 0.0
+        gate, model, drafting = self._gate, self.model, 0.0
         if model is not None and model.n_requested:
             tokens, match = model.draft(gate.n_compared)
             self.source, self.probabilities = model.source, model.probabilities
             gate.add_model_draft(tokens)
             length = len(tokens)
             gate.learn_sureness(sure=length > 0)
-            seconds = gate.draft_seconds(self._step, max(length, 1)) if self._share is None else self._share
+            drafting = gate.draft_cost(self._step, max(length, 1)) if self._share is None else self._share
         if length:
             n_allowed = count_allowed(tokens[:length])
             if n_allowed < length and self._share is not None:
                 length = n_allowed
             elif n_allowed < length:
                 length = gate.choose(match, n_allowed, self._step).length if n_allowed else 0
-        gate.set_length(length, seconds)
-        self._taken, self._seconds = tokens[:length], seconds
+        gate.set_length(length, drafting)
+        self._taken, self._drafting = tokens[:length], drafting
         return self._taken
 
     @property
@@ -193,7 +253,7 @@ class Drafting:
         """Return the first tokens of what take() has returned; no others are verified."""
         if length < len(self._taken):
             self._taken = self._taken[:length]
-            self._gate.set_length(length, self._seconds)
+            self._gate.set_length(length, self._drafting)
         return self._taken
 
     def rewind(self, length: int) -> None:
@@ -206,12 +266,11 @@ class Drafting:
         if self.model is not None:
             self.model.close()
 
-    def _model_request(self, model: ModelDrafter | HeadDrafter, limit: int, choice: DraftChoice) -> int | None:
-        """Return ModelDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
-        if isinstance(model, HeadDrafter):
-            if self._step.sampled > 1:
-                return None  # together with others, they are asked by plan_together()
-            limit = min(limit, model.n_most)
+    def _model_request(self, model: WeightsDrafter, limit: int, choice: DraftChoice) -> int | None:
+        """Return WeightsDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
+        if model.drafts_together and self._step.sampled > 1:
+            return None  # it is asked by plan_together()
+        limit = limit if model.n_most is None else min(limit, model.n_most)
         if not self.can_ask_model:
             return None
         missing = model.count_missing()
@@ -225,7 +284,7 @@ class Drafting:
         return by_model.length if by_model.rate > choice.rate else None
 
 
-def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, depth: int) -> tuple[int, float]:
+def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int) -> tuple[int, float]:
     """Choose one length for the drafts of several sequences, by what all gain and what their common step costs.
 
     Args:
@@ -234,25 +293,24 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int, 
         limit: of the length.
 
     Returns:
-        The length, 0 if none pays, and each sequence's share of the additional seconds.
+        The length, 0 if none pays, and each sequence's share of what the drafts cost.
     """
-    speculation = drafting[0].speculation
-    limit = min(limit, speculation.most)
-    if not speculation.times:
+    first, n = drafting[0], len(drafting)
+    limit = min(limit, first.speculation.most)
+    if not first.speculation.only_if_it_pays:
         return limit, 0.0
     limit = min(limit, 1 + min(draft.n_together for draft in drafting) // _STEPS_A_LENGTH)
-    if not speculation.draft_times:
+    if not first.speculation.draft_cost:
         return 0, 0.0
-    times, heads, n = StepTimes(speculation.times), StepTimes(speculation.draft_times), len(drafting)
-    plain, step = times.seconds(n_sequences, depth), StepShape(n_sequences, n_sequences, depth)
-    most_seconds = plain + sum(draft.credit(step) for draft in drafting)
+    plain, step = first.cost(n_sequences), StepShape(n_sequences, n_sequences)
+    most_cost = plain + sum(draft.credit(step) for draft in drafting)
     best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
     for length in range(1, limit + 1):
         width = n_sequences + n * length
-        if width > times.widths[-1]:
+        if width > first.widest:
             break
-        seconds = times.seconds(width, depth) + heads.seconds(2 * n, depth) + (length - 1) * heads.seconds(n, depth)
-        rate = (n_sequences + sum(draft.expected(length) for draft in drafting)) / seconds
-        if rate > best_rate and seconds <= most_seconds:
-            best, best_rate, share = length, rate, (seconds - plain) / n
+        cost = first.cost(width) + first.draft_cost(2 * n) + (length - 1) * first.draft_cost(n)
+        rate = (n_sequences + sum(draft.expected(length) for draft in drafting)) / cost
+        if rate > best_rate and cost <= most_cost:
+            best, best_rate, share = length, rate, (cost - plain) / n
     return best, share

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
-from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.metrics import PrefillRate
-from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import sample_rows
 from llmrun.engine.core.scheduler import (
     CANDIDATES,
@@ -31,13 +30,11 @@ from llmrun.engine.core.scheduler import (
 )
 from llmrun.engine.core.sequence import Sequence, SequenceError
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.core.steps import StepProbe, measure_steps
 from llmrun.engine.core.threads import WIDE_BATCH, ThreadChooser
 from llmrun.engine.llama.base import MAX_RUN, Aborted, CacheFull, Context, RunLimit, RunSteps
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError, as_llmrun_error
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
 from llmrun.protocol.questions import EngineStatus
-from llmrun.protocol.speculation import StepsMeasured, StepTables
 
 if TYPE_CHECKING:
     from llmrun.engine.core.prefix import Prefix
@@ -68,7 +65,7 @@ class Engine:
         context: Context,
         clock: Callable[[], float] = time.perf_counter,
         states: KVStore | None = None,
-        draft_model: DraftModel | HeadModel | None = None,
+        draft_model: DraftWeights | None = None,
         *,
         threads: ThreadChooser | None = None,
         throughput: bool = False,
@@ -82,7 +79,7 @@ class Engine:
         self._throughput = throughput
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model, self._threads = context, draft_model, threads
-        self._contexts = [context, *([draft_model.context] if isinstance(draft_model, DraftModel) else ())]
+        self._contexts = [context, *(draft_model.contexts if draft_model is not None else ())]
         self._exclusive = ExclusiveScheduler(context) if adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
@@ -150,7 +147,7 @@ class Engine:
         drafting = sequence.drafting
         if drafting is not None and self.can_draft:
             self._drafts = self._drafts_requested = True
-            if drafting.model is not None and isinstance(self._draft_model, HeadModel):
+            if drafting.model is not None and self._draft_model is not None:
                 self._draft_model.switch_on()
         self._sole_request = None if self.busy else sequence.request
         sequence.number = next(self._numbers)
@@ -175,6 +172,7 @@ class Engine:
             return events
         if limit is not None and self._can_run() and (run := self._run(limit, emit)) is not None:
             return run
+        planned = self._clock()
         try:
             parts, batch = self._next_batch()
         except SequenceError as failure:
@@ -196,6 +194,8 @@ class Engine:
             self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
             if self._threads is not None and not self._has_all_threads and n_decoding == len(parts):
                 self._threads.record(len(batch), 1, seconds)
+        if len(parts) == 1 and (sequence := parts[0].sequence).n_waiting == 1 and sequence.drafting is not None:
+            sequence.drafting.record(self._clock() - planned)
         return self._advance(parts, seconds)
 
     # ---- threads -------------------------------------------------------------------------------------------
@@ -225,6 +225,8 @@ class Engine:
 
     def _time_steps(self, steps: RunSteps) -> None:
         """Account for the time of decode steps, before the next ones of a run."""
+        if len(self._active) == 1 and (drafting := self._active[0].drafting) is not None:
+            drafting.record_plain([seconds for _, seconds, _ in steps])
         if self._threads is not None and not self._has_all_threads:
             self._threads.record(len(self._active), len(steps), sum(seconds for _, seconds, _ in steps))
             self._limit_threads()
@@ -367,7 +369,8 @@ class Engine:
     @property
     def _has_drafts_together(self) -> bool:
         """Whether a batch may hold drafts of one length for all sequences, which streams compute at once, too."""
-        return self._drafts and not self._suspects and isinstance(self._draft_model, HeadModel)
+        model = self._draft_model
+        return self._drafts and not self._suspects and model is not None and model.drafts_together
 
     def _run(self, limit: RunLimit, emit: Emit | None) -> list[Event] | None:
         """Decode one or several tokens of each sequence, see decode_run.py; return None if the next step has drafts."""
@@ -449,11 +452,10 @@ class Engine:
                 tokens += sequence.draft
                 sequence.n_fed = end
                 sequence.n_drafted += len(sequence.draft)
+                sequence.drafts.append((sequence.n_completion, tuple(sequence.draft)))
                 sequence.n_model_drafted += len(sequence.draft) * sequence.has_model_draft
             self._slots.append(sequence.slot, tokens)
             sequence.metrics.record_decode(seconds)
-            if isinstance(sequence.drafting, StepProbe):
-                sequence.drafting.record(seconds)
             self._prefilled += max(0, min(end, sequence.n_prompt) - start)
             if rows:
                 sampling.append(part)
@@ -563,9 +565,8 @@ class Engine:
 
     def _last_events(self, sequence: Sequence, reason: str, detail: str) -> list[Event]:
         rest: list[Event] = [*sequence.last_deltas(sequence.text.finish(), is_cut_off=reason != "stop")]
-        if isinstance(sequence.drafting, StepProbe):
-            rest.append(StepsMeasured(sequence.request, sequence.drafting.times()))
-        finished = Finished(sequence.request, reason, sequence.stats(self._window, self._threads_in_use), detail)
+        stats = sequence.stats(self._window, self._threads_in_use)
+        finished = Finished(sequence.request, reason, stats, detail, tuple(sequence.drafts))
         if sequence.turn is not None and reason == "stop" and not sequence.text.stopped_by:
             sequence.turn.finish(finished, sequence.tokens)
         return [*rest, finished]
@@ -599,12 +600,6 @@ class Engine:
         if prompt_only:
             self._slots.truncate(sequence.slot, sequence.n_prompt)
         return self._slots.save(sequence.slot)
-
-    def measure_steps(self, interrupted: Callable[[], bool]) -> StepTables:
-        """Measure decode steps of several widths; return empty tables if the engine is busy or gets interrupted."""
-        if self.busy or not self.can_draft:
-            return StepTables()
-        return measure_steps(self._context, self._slots, self._draft_model, self._clock, interrupted)
 
     def finished(self, request: int) -> Sequence:
         """Return a finished answer whose KV state is still there.

@@ -6,12 +6,12 @@ context follows the target's in everything. Must not know which drafts are accep
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from llmrun._native import BadLogits, Gate, Sampler
+from llmrun._native import BadLogits, Sampler
+from llmrun.engine.core.draft_source import WeightsDrafter
 from llmrun.engine.llama.base import Aborted, CacheFull
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import DraftSource
@@ -21,50 +21,24 @@ if TYPE_CHECKING:
     from llmrun.engine.llama.heads import PredictionHeads
 
 
-class HeadDrafter:
-    """A drafts.Drafter for one sequence; its drafts come from HeadModel.compute().
+class HeadDrafter(WeightsDrafter):
+    """The drafter of one sequence; its drafts come from HeadModel.compute().
 
     Attributes:
         slot: the sequence's in the target's context.
         n_waiting: tokens of the sequence that the target has not decoded.
-        n_requested, n_steps, probabilities: as in ModelDrafter.
     """
 
     source: DraftSource = "heads"
 
     def __init__(self, model: HeadModel) -> None:
+        super().__init__(model)
         self._model = model
-        self._tokens: list[int] = []
-        self._draft: list[int] = []
         self.slot, self.n_waiting = -1, 0
-        self.n_requested: int | None = None
-        self.n_steps = 0
-        self.probabilities: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._tokens)
 
     @property
     def newest(self) -> int:
         return self._tokens[-1]
-
-    @property
-    def n_most(self) -> int:
-        """Maximum length of a draft."""
-        return self._model.n_most
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._tokens += tokens
-
-    def rewind(self, length: int) -> None:
-        del self._tokens[length:]
-
-    def draft(self, limit: int) -> tuple[list[int], int]:
-        draft, self._draft = self._draft, []
-        return draft[:limit], Gate.MODEL
-
-    def close(self) -> None:
-        """Do nothing: the heads' cells belong to the target's slot."""
 
     def place(self, slot: int, n_waiting: int) -> None:
         """Tell where the sequence is, before each step."""
@@ -76,12 +50,9 @@ class HeadDrafter:
 
     def push(self, token: int, logprob: float) -> int | None:
         """Add a token to the draft; return it if another one should be drafted after it."""
-        if not self._draft:
-            self.probabilities = []
-        self._draft.append(token)
-        self.probabilities.append(math.exp(logprob))
+        self._add(token, logprob)
         self.n_steps += 1
-        return token if len(self._draft) < min(self.n_requested or 0, self.n_most) else None
+        return token if len(self._draft) < min(self.n_requested or 0, self._model.n_most) else None
 
 
 class HeadModel:
@@ -91,23 +62,13 @@ class HeadModel:
         has_failed: llama.cpp could not compute with them; answers continue without drafts.
     """
 
+    drafts_together = True
+    contexts = ()
+
     def __init__(self, target: LlamaContext, heads: PredictionHeads) -> None:
         self._target, self._heads = target, heads
         self._logits = Sampler(target.vocabulary.n_tokens)
         self.has_failed = False
-
-    @property
-    def context(self) -> PredictionHeads:
-        """What measures the heads' steps."""
-        return self._heads
-
-    def measured_sequence(self) -> tuple[int, int]:
-        """Return the sequence with the most cached tokens, and their number."""
-        return self._heads.longest
-
-    def restore(self, sequence_id: int, length: int) -> bool:
-        """Cut a measured sequence to its length."""
-        return self._heads.forget(sequence_id, length)
 
     @property
     def n_most(self) -> int:

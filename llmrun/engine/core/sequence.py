@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
     from llmrun.engine.core.media import PromptMedia
     from llmrun.engine.core.repeats import RepeatGuard
-    from llmrun.engine.core.steps import StepProbe
     from llmrun.engine.llama.base import Vocabulary
     from llmrun.engine.prompt.history import OpenTurn
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
     from llmrun.protocol.messages import AnswerPart, Event
+    from llmrun.protocol.speculation import StepDraft
 
 
 class SequenceError(Exception):
@@ -65,7 +65,7 @@ class Sequence:
     is_repeatable: bool = False  # the same request has to give the same answer again
     media: PromptMedia | None = None  # images and audio of the prompt
     # drafts tokens, to verify several in a step; None decodes one token a step
-    drafting: Drafting | StepProbe | None = None
+    drafting: Drafting | None = None
     shown_controls: frozenset[int] = frozenset()  # control tokens whose text is part of the answer
     splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text; see split_by()
     thinking: ThinkingBudget | None = None  # limits the reasoning
@@ -92,6 +92,7 @@ class Sequence:
     n_loops_closed: int = 0
     # tokens that this step decodes after all others, to verify them; never part of tokens
     draft: list[int] = field(default_factory=list)
+    drafts: list[StepDraft] = field(default_factory=list)  # of all steps
     n_drafted: int = 0  # drafted tokens that were decoded
     n_model_drafted: int = 0  # of these, those of a draft model or the model's heads
     n_accepted: int = 0  # of all, the accepted ones; those of the current draft are added when it ends
@@ -167,7 +168,7 @@ class Sequence:
     def n_completion(self) -> int:
         return len(self.tokens) - self.n_prompt
 
-    def plan_draft(self, drafting: Drafting | StepProbe, limit: int, step: StepShape) -> int:
+    def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
             limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
@@ -346,4 +347,5 @@ class Sequence:
             media_seconds=media.seconds if media is not None else 0.0,
             loops_closed=self.n_loops_closed,
             threads=threads,
+            draft_gain=drafting.speedup if drafting is not None and self.n_drafted else 0.0,
         )

@@ -19,8 +19,8 @@ old one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -389,23 +389,6 @@ class Slots:
         if not planned:
             return n_tokens
         return min([n_tokens, *(length - n_cached for length in planned if length > n_cached)])
-
-    @contextmanager
-    def emptied(self, slot: int) -> Iterator[bool]:
-        """Empty a slot until the context ends; yield False, and do nothing, if it can't be copied to be restored."""
-        prefix, copy = self.slots[slot], None
-        if prefix.tokens:
-            has_room = self.copied_bytes + self._context.state_bytes(slot) <= self._copy_limit()
-            copy = self._copy(prefix) if has_room and not self.budget.is_shared(slot, 0) else None
-            if copy is None:
-                yield False
-                return
-            self._cut(prefix, 0)
-        try:
-            yield True
-        finally:
-            if copy is not None:
-                self._set(prefix, copy)
 
     def _set(self, slot: Prefix, copy: Prefix) -> bool:
         """Replace an empty slot by a state; return False, and leave it empty, if that fails."""

@@ -380,16 +380,6 @@ class PredictionHeads:
 
     # ---- measuring ----
 
-    @property
-    def longest(self) -> tuple[int, int]:
-        """The sequence with the most positions, and their number."""
-        sequence_id = max(self._cells, key=lambda each: self._cells[each].length)
-        return sequence_id, self._cells[sequence_id].length
-
-    @property
-    def max_draft(self) -> int:
-        return self.n_outputs - 1
-
     def decode(self, entries: Sequence[Entry]) -> None:
         """Decode tokens with hidden states of zeros, to measure the time; forget() has to follow."""
         self._decode([(token, position, each, b"") for token, position, each, _ in entries], has_outputs=True)

@@ -17,10 +17,9 @@ from llmrun.lab.bench.machine import DisturbanceMonitor
 from llmrun.lab.bench.results import BenchWarning
 from llmrun.lab.bench.run import Progress
 from llmrun.model import Model
-from llmrun.planning.speculation import AUTO, OFF, expected_gain
+from llmrun.planning.speculation import AUTO, OFF
 from llmrun.protocol.messages import AnswerRequest, Finished, Message, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import StepTables, StepTime
 from llmrun.runner.client import EngineClient
 from llmrun.statistics import Verdict, compare
 
@@ -143,7 +142,7 @@ class SpeculationRow:
     verdict: Verdict  # of their comparison
     acceptance: float | None  # share of drafted tokens that were accepted; None where none were drafted
     tokens_a_step: float  # with drafts
-    expected: float | None  # the gain predicted by the step times; None where none were drafted
+    expected: float | None  # the gain by the costs of steps; None where none were drafted
     is_same: bool  # the answers were the same text
 
 
@@ -151,7 +150,6 @@ class SpeculationOutcome(NamedTuple):
     """The rows, the disturbances, and the error that ended the bench early."""
 
     rows: tuple[SpeculationRow, ...]
-    times: tuple[StepTime, ...]
     warnings: tuple[BenchWarning, ...]
     error: LlmrunError | None
 
@@ -179,7 +177,7 @@ def measure(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     start: Callable[[Model], EngineClient] = Model.new_engine,
 ) -> SpeculationOutcome:
-    """Measure the step times, then all kinds, with and without drafts in turns.
+    """Measure all kinds, with and without drafts in turns.
 
     Args:
         model: prepared, not started; it is closed in the end.
@@ -193,8 +191,6 @@ def measure(
     try:
         bench.report("", "loading")
         model.start(start(model))
-        bench.report("", "measuring decode steps")
-        model.measure_steps()
         with watch:
             for kind in PROMPTS:
                 if warm_up:  # all measured answers then find the prompt in the KV cache
@@ -206,7 +202,7 @@ def measure(
         error = stopped
     finally:
         model.close()
-    return SpeculationOutcome(tuple(bench.rows), model.drafting.times, watch.warnings, error)
+    return SpeculationOutcome(tuple(bench.rows), watch.warnings, error)
 
 
 class _Bench:
@@ -231,7 +227,7 @@ class _Bench:
             self.report(kind, "measuring", repetition)
             for most in (OFF, AUTO) if repetition % 2 == 0 else (AUTO, OFF):
                 answers[most].append(self.answer(kind, most, self._tokens))
-        self.rows.append(_row(kind, answers[OFF], answers[AUTO], self._model.drafting.measured))
+        self.rows.append(_row(kind, answers[OFF], answers[AUTO]))
 
     def answer(self, kind: str, most: int, tokens: int) -> _TimedAnswer:
         """Answer a prompt once."""
@@ -250,9 +246,7 @@ class _Bench:
         return _TimedAnswer("".join(event.text for event in events if isinstance(event, TextDelta)), finished.stats)
 
 
-def _row(
-    kind: str, plain: Sequence[_TimedAnswer], drafted: Sequence[_TimedAnswer], times: StepTables
-) -> SpeculationRow:
+def _row(kind: str, plain: Sequence[_TimedAnswer], drafted: Sequence[_TimedAnswer]) -> SpeculationRow:
     rates = [tuple(max(answer.stats.decode_rate, 1e-9) for answer in answers) for answers in (plain, drafted)]
     stats = drafted[-1].stats  # equal in all repetitions: drafts are a function of the tokens
     return SpeculationRow(
@@ -263,6 +257,6 @@ def _row(
         verdict=compare(*rates, paired=True),
         acceptance=stats.accepted_tokens / stats.drafted_tokens if stats.drafted_tokens else None,
         tokens_a_step=stats.tokens_per_step,
-        expected=expected_gain(stats, times),
+        expected=stats.draft_gain or None,
         is_same=len({answer.text for answer in (*plain, *drafted)}) == 1,
     )

@@ -25,8 +25,6 @@ from llmrun.gguf.header import Header
 from llmrun.lab.bench.machine import DisturbanceMonitor
 from llmrun.lab.bench.results import BenchWarning
 from llmrun.lab.bench.run import EnginePool
-from llmrun.model.loading import A_CHAT, prepare
-from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import MOST_UBATCH, UBATCH, repacked_types
 from llmrun.planning.plan import Plan, margin
@@ -39,7 +37,6 @@ from llmrun.protocol.jobs.bench import BENCH, Bench, BenchTest
 from llmrun.protocol.jobs.machine import CPU_VARIANTS
 from llmrun.protocol.llama_folder import has_variants
 from llmrun.protocol.loading import Load
-from llmrun.protocol.speculation import StepTime
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 from llmrun.statistics import Verdict, compare, student
@@ -669,22 +666,6 @@ def _cpu_variants() -> tuple[str, ...]:
         return ()
     with closing(EngineClient()) as engine:
         return engine.do(CPU_VARIANTS, Empty())
-
-
-def measure_steps(spec: ModelSpec, path: Path, seconds: float | None = None) -> tuple[StepTime, ...]:
-    """Measure and remember the decode step times that speculation needs, with the model loaded as for `llmrun chat`.
-
-    Return () where drafts can't pay at any step time, and where `seconds` are over: chats measure them while idle.
-
-    Raises:
-        LlmrunError: the model can't be loaded, or the folder can't be written.
-    """
-    with prepare(spec, path, expected=A_CHAT) as model:
-        if not model.drafting.can_pay:
-            return ()
-        began = time.monotonic()
-        model.start(model.new_engine())
-        return model.measure_steps(None if seconds is None else seconds - (time.monotonic() - began))
 
 
 def check_preferences(seconds: float, depth: int | None, n_ctx: int = CONTEXT_BOUNDS[1]) -> None:

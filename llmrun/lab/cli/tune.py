@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from llmrun.lab.quantize.types import FastCopy
     from llmrun.planning.hardware import Hardware
     from llmrun.planning.plan import Plan
-    from llmrun.protocol.speculation import StepTime
 
 
 @with_options(devices=engine_options(*DEVICE_SETTINGS))
@@ -69,7 +67,6 @@ def tune(
     if forget:
         _forget(output, name, header, hardware, settings.state_dir)
         return
-    began = time.monotonic()
     plan = _plan(header, hardware, preferences, settings.state_dir, name)
     try:
         with TuneView(output, seconds) as view:
@@ -78,18 +75,15 @@ def tune(
         output.note("stopped: nothing was changed")
         raise
     kept, error = None, None
-    steps: tuple[StepTime, ...] = ()
     copy = _fast_copy(header, hardware, settings.state_dir)
     try:
         kept = search.keep(outcome, header, hardware, settings.state_dir, name)
-        if (left := seconds - (time.monotonic() - began)) > 0:
-            steps = search.measure_steps(spec, path, left)
     except LlmrunError as refused:
         error = refused
     if json:
-        output.result_json(as_json(name, outcome, steps, copy))
+        output.result_json(as_json(name, outcome, copy))
     else:
-        show_outcome(output, name, outcome, kept, steps)
+        show_outcome(output, name, outcome, kept)
     if copy is not None and not json:
         show_fast_copy(output, name, header, copy)
     if error is not None:  # only now: what was measured is shown even where it can't be kept

@@ -13,7 +13,7 @@ from llmrun.lab.bench.results import Machine
 from llmrun.lab.bench.speculation import SpeculationOutcome, SpeculationRow
 from llmrun.lab.html.render import Bar, Dot, drawable_bars, render, scatter
 from llmrun.lab.views.bench import machine_facts
-from llmrun.lab.views.tune import step_words, times
+from llmrun.lab.views.tune import times
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.loading import Load
 from llmrun.ui.terminal.format import bar, counted, rate
@@ -265,7 +265,6 @@ def gains_as_json(name: str, load: Load, outcome: SpeculationOutcome, machine: s
         "threads": load.threads,
         "n_ctx": load.n_ctx,
         "is_partial": outcome.error is not None,
-        "step_times": [step._asdict() for step in outcome.times],
         "mean_gain": outcome.mean_gain,
         "rows": [as_dict(row) for row in outcome.rows],
         "warnings": [warning._asdict() for warning in outcome.warnings],
@@ -276,9 +275,6 @@ def gains_as_json(name: str, load: Load, outcome: SpeculationOutcome, machine: s
 def _gain_summary(outcome: SpeculationOutcome) -> str:
     parts = ["decode tokens/s without drafts and with, A STEP: tokens"]
     parts += [f"all but free text: ×{outcome.mean_gain:.2f}, the geometric mean"] if outcome.mean_gain else []
-    parts += (
-        [step_words(outcome.times)] if outcome.times else ["no step times could be measured, so nothing is drafted"]
-    )
     return "; ".join(parts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +13,6 @@ from llmrun.lab.quantize.types import FastCopy
 from llmrun.planning.tuned import Profile, TunedSettings
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.sizes import readable_size
-from llmrun.protocol.speculation import StepTime
 from llmrun.statistics import Verdict
 from llmrun.ui.terminal.activity import StatusLine
 from llmrun.ui.terminal.format import rate, seconds
@@ -71,14 +69,11 @@ def times(ratio: Ratio | Verdict) -> str:
     return f"×{mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
 
 
-def show_outcome(
-    output: Output, name: str, found: SearchResult, stored: TunedSettings | None, steps: Sequence[StepTime] = ()
-) -> None:
+def show_outcome(output: Output, name: str, found: SearchResult, stored: TunedSettings | None) -> None:
     """Print default and tuned settings and the gain on stdout, and advice on stderr.
 
     Args:
         stored: settings that are stored now; None if none can be.
-        steps: times of decode steps, if measured.
     """
     tests = [each.name for each in (found.prefill_test, found.decode_test)]
     columns = (
@@ -97,8 +92,6 @@ def show_outcome(
         output.note(f"meanwhile {warning.text}")
     if found.warnings:
         output.note("this hides differences and can change the best settings: tune again on a quieter machine")
-    if steps:
-        output.note(f"measured for drafts: {step_words(steps)}")
     if stored is None:
         return
     if stored == found.tuned and stored.others:
@@ -148,15 +141,6 @@ def _cells(compared: Improvement, default: Profile) -> list[str]:
     ]
 
 
-def step_words(times: Sequence[StepTime]) -> str:
-    """Return the cost of wide decode steps, e.g. "steps of 4, 8 rows take 1.9, 2.9 times as long as one of 1"."""
-    shallow = min(step.depth for step in times)
-    seconds_of = {step.width: step.seconds for step in times if step.depth == shallow}
-    wide = {width: long / seconds_of[1] for width, long in sorted(seconds_of.items()) if width > 1}
-    rows, ratios = ", ".join(map(str, wide)), ", ".join(f"{ratio:.1f}" for ratio in wide.values())
-    return f"steps of {rows} rows take {ratios} times as long as one of 1"
-
-
 def show_fast_copy(output: Output, name: str, header: Header, copy: FastCopy) -> None:
     """Print the command that makes the copy, its price, and how to measure its loss."""
     file = f"{model_stem(header.path)}-{copy.type}.gguf"
@@ -169,9 +153,7 @@ def show_fast_copy(output: Output, name: str, header: Header, copy: FastCopy) ->
     )
 
 
-def as_json(
-    name: str, found: SearchResult, steps: Sequence[StepTime] = (), copy: FastCopy | None = None
-) -> dict[str, Any]:
+def as_json(name: str, found: SearchResult, copy: FastCopy | None = None) -> dict[str, Any]:
     """Return the whole outcome as JSON data."""
     return {
         "model": name,
@@ -185,6 +167,5 @@ def as_json(
         "unsure": [each.to_json() for each in found.unsure],
         "tried": [as_dict(each) for each in found.tried],
         "fast_copy": copy._asdict() if copy is not None else None,
-        "step_times": [step._asdict() for step in steps],
         "warnings": [as_dict(warning) for warning in found.warnings],
     }

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from llmrun.planning.speculation import expected_gain
 from llmrun.protocol.loading import Loaded, LoadProgress
 from llmrun.protocol.messages import Event, Finished, PrefillProgress, Rendering, Started, Stats, TextDelta
-from llmrun.protocol.speculation import StepTables
 from llmrun.ui.terminal.cells import cut, width
 from llmrun.ui.terminal.format import counted, milliseconds, rate, seconds
 from llmrun.ui.terminal.sanitize import clean
@@ -114,12 +112,8 @@ class Meter:
         return fields
 
 
-def summary(finished: Finished, times: StepTables = StepTables()) -> str:
-    """Return a line about a finished answer: all speeds, context window, seed, and the reason if it was stopped.
-
-    Args:
-        times: of decode steps, for the gain of drafts.
-    """
+def summary(finished: Finished) -> str:
+    """Return a line about a finished answer: all speeds, context window, seed, and the reason if it was stopped."""
     stats = finished.stats
     decode = f"decode {counted(stats.completion_tokens, 'token')}"
     if stats.decode_rate:
@@ -135,7 +129,7 @@ def summary(finished: Finished, times: StepTables = StepTables()) -> str:
         fields.append(f"reused {stats.reused_tokens:,} of {stats.prompt_tokens:,}")
     if stats.retracted_tokens:
         fields.append(f"{stats.retracted_tokens:,} retracted")
-    fields += [*_encoded(stats), *_drafted(stats, times), *_threads(stats)]
+    fields += [*_encoded(stats), *_drafted(stats), *_threads(stats)]
     fields += ["timed over the network"] if stats.over_network else []
     fields += [f"seed {stats.seed}"] if stats.seed or not stats.over_network else []
     return SEPARATOR.join([*fields, *_stopped(finished)])
@@ -151,13 +145,13 @@ def _parts(stats: Stats) -> str:
     )
 
 
-def short_summary(finished: Finished, times: StepTables = StepTables()) -> str:
+def short_summary(finished: Finished) -> str:
     """Return the main figures: speed, fill of the context window, reason of the end."""
     stats = finished.stats
     fields = [rate(stats.decode_rate)] if stats.decode_rate else []
     fields += [f"TTFT {seconds(stats.ttft_seconds)}"] if stats.ttft_seconds > 0 else []
     fields += _window(stats)
-    drafted = _drafted(stats, times) if stats.accepted_tokens else []  # a few are drafted only to measure steps
+    drafted = _drafted(stats) if stats.accepted_tokens else []
     return SEPARATOR.join([*fields, *_encoded(stats), *drafted, *_threads(stats), *_stopped(finished)])
 
 
@@ -208,7 +202,7 @@ def _computed(stats: Stats) -> int:
     return stats.prompt_tokens - stats.reused_tokens
 
 
-def _drafted(stats: Stats, times: StepTables) -> list[str]:
+def _drafted(stats: Stats) -> list[str]:
     """Return the fields about drafted tokens, if any, and their gain if known."""
     if not stats.drafted_tokens:
         return []
@@ -216,8 +210,7 @@ def _drafted(stats: Stats, times: StepTables) -> list[str]:
     if stats.model_drafted:
         fields[0] += f" (model {stats.model_drafted:,}, {stats.model_accepted:,})"
     fields.append(f"{stats.tokens_per_step:.1f} tokens a step")
-    gain = expected_gain(stats, times)
-    return fields if gain is None else [*fields, f"{gain:.1f}x"]
+    return [*fields, f"{stats.draft_gain:.1f}x"] if stats.draft_gain else fields
 
 
 def _threads(stats: Stats) -> list[str]:

@@ -21,7 +21,6 @@ from typing import TextIO
 
 from llmrun.protocol.loading import LoadProgress
 from llmrun.protocol.messages import AnswerPart, Event, Failed, Finished, Started, TextDelta
-from llmrun.protocol.speculation import StepTables
 from llmrun.ui.answer.meter import Meter, fit, in_rows, short_summary, summary
 from llmrun.ui.answer.page import Page, Think, in_ascii
 from llmrun.ui.terminal.cells import DIM, advance, bare, last_cluster, may_grow, paint
@@ -127,12 +126,11 @@ class DisplayOptions:
         )
 
 
-def answer_view(output: Output, shown_as: DisplayOptions, *, n_ctx: int = 0, times: StepTables = StepTables()) -> View:
+def answer_view(output: Output, shown_as: DisplayOptions, *, n_ctx: int = 0) -> View:
     """Return the view of an answer for the kind of stdout.
 
     Args:
         n_ctx: context window in tokens, if the model was loaded earlier (Loaded reports it otherwise).
-        times: of decode steps, if known: for the figures of drafts.
     """
     stats, short = shown_as.has_stats(output), shown_as.is_short
     summary_to = output.stderr if stats else None
@@ -146,7 +144,6 @@ def answer_view(output: Output, shown_as: DisplayOptions, *, n_ctx: int = 0, tim
             dim=dim,
             thoughts=shown_as.think == "on",
             short=short,
-            times=times,
         )
     return AnswerView(
         output.stdout,
@@ -157,7 +154,6 @@ def answer_view(output: Output, shown_as: DisplayOptions, *, n_ctx: int = 0, tim
         page=shown_as.page(output),
         unicode=can_show_lines(output),
         short=short,
-        times=times,
     )
 
 
@@ -172,7 +168,6 @@ class PlainView(View):
         thoughts: write the reasoning too, between its tags.
         says_thinking: write a note instead of reasoning, so that the user sees progress.
         short: shorten the summary.
-        times: of decode steps, for the summary.
     """
 
     def __init__(
@@ -185,9 +180,8 @@ class PlainView(View):
         thoughts: bool = False,
         says_thinking: bool = False,
         short: bool = False,
-        times: StepTables = StepTables(),
     ) -> None:
-        self._short, self._times = short, times
+        self._short = short
         self._stream = stream
         self._summary_to = summary_to
         self._end_line = end_line
@@ -207,7 +201,7 @@ class PlainView(View):
         elif isinstance(event, Finished):
             self.close()
             if self._summary_to is not None and not (self._short and self._has_calls):
-                write_summary(self._summary_to, event, self._times, dim=self._dim, short=self._short)
+                write_summary(self._summary_to, event, dim=self._dim, short=self._short)
         elif isinstance(event, Failed):
             self.close()
 
@@ -256,7 +250,6 @@ class AnswerView(LiveView):
         page: renders the text; unchanged by default.
         unicode: the terminal may show characters other than ASCII.
         short: shorten the summary.
-        times: of decode steps, for the summary.
     """
 
     def __init__(
@@ -272,10 +265,9 @@ class AnswerView(LiveView):
         page: Page | None = None,
         unicode: bool = True,
         short: bool = False,
-        times: StepTables = StepTables(),
     ) -> None:
         super().__init__()
-        self._short, self._times = short, times
+        self._short = short
         self._stream = stream
         self._summary_to = summary_to
         self._live = live
@@ -313,7 +305,7 @@ class AnswerView(LiveView):
             self.tick()
         is_shown = not (self._short and self._page.has_calls)
         if isinstance(event, Finished) and self._summary_to is not None and is_shown:
-            write_summary(self._summary_to, event, self._times, dim=self._dim, columns=self._columns, short=self._short)
+            write_summary(self._summary_to, event, dim=self._dim, columns=self._columns, short=self._short)
 
     def tick(self) -> None:
         """Write buffered text and redraw the live line, each if it is time."""
@@ -422,7 +414,6 @@ class AnswerView(LiveView):
 def write_summary(
     stream: TextIO,
     finished: Finished,
-    times: StepTables = StepTables(),
     *,
     dim: bool,
     columns: int = 0,
@@ -434,7 +425,7 @@ def write_summary(
         short: only the main figures.
         columns: of the terminal, to break the line between its fields; 0 leaves it whole.
     """
-    line = short_summary(finished, times) if short else summary(finished, times)
+    line = short_summary(finished) if short else summary(finished)
     rows = in_rows(line, columns - 2) if columns else [line]  # room for a separator at the end
     shown = "\n".join(rows if can_show(stream, line) else map(in_ascii, rows))
     stream.write(paint(shown, DIM if dim else "") + "\n")

@@ -170,10 +170,8 @@ def test_random_crowds_with_idle_jobs_saves_and_reloads(
 
 def _do_idle_job(rng: random.Random, talk: Conversation, request: int) -> None:
     """Do what the engine does when it is idle, also where it is not."""
-    job = rng.choice(["measure", "save", "save prompt", "park", "", ""])
-    if job == "measure":
-        talk.engine.measure_steps(lambda: rng.random() < 0.1)
-    elif job.startswith("save"):
+    job = rng.choice(["save", "save prompt", "park", "", ""])
+    if job.startswith("save"):
         with suppress(UsageError):  # not finished, or another answer took its slot
             talk.engine.save(request, prompt_only=job == "save prompt")
     elif job == "park" and not talk.engine.busy:

@@ -15,16 +15,18 @@ from support.fake_context import END, endless, favouring, hashed, scripted, toke
 
 from llmrun import _native
 from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
 from llmrun.engine.prompt.thinking import ThinkingBudget
 from llmrun.protocol.messages import Event, Failed, Finished, Stats, TextDelta
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.reasoning import ReasoningSyntax
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation
 
 TIMES = {
     name: getattr(Stats(), name)
     for name in (
+        "draft_gain",  # a run may decode more after the end of an answer
         "prefill_seconds",
         "decode_seconds",
         "ttft_seconds",
@@ -209,16 +211,18 @@ def of_few_letters(tokens: Sequence[int]) -> Sequence[float]:
 def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> None:
     """Of one sequence, and of several that share their cells; with streams of their own there are none."""
     draws = random.Random(seed)
-    speculation = Speculation(
-        draws.choice([3, 15]),
-        draws.choice([(), tuple(StepTime(width, 0, 1 + width / draws.choice([8, 40])) for width in (1, 4, 8, 16))]),
-    )
+    speculation = Speculation(draws.choice([3, 15]), only_if_it_pays=draws.random() < 0.5)
+    slope = draws.choice([8, 40])
+    costs = StepCosts([(width, 1 + width / slope) for width in (1, 4, 8, 16)])
     requests = crowd(draws, n_requests=draws.choice([1, 1, 3]))
     layout = {"streams": draws.random() < 0.3, "n_outputs": draws.choice([16, 7]), "on_device": draws.random() < 0.5}
     talks = []
     for in_runs in (False, True):
         drafted = [
-            {**asked, "drafting": Drafting(speculation, _native.SuffixAutomaton(), tokens)}
+            {
+                **asked,
+                "drafting": Drafting(speculation, _native.SuffixAutomaton(), tokens, None, costs, is_repeatable=True),
+            }
             for asked in requests
             for tokens in [tokens_of(asked["prompt"])]
         ]

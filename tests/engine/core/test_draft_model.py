@@ -14,13 +14,18 @@ from support.fake_context import END, FakeContext, Model, endless, favouring, ha
 from llmrun._native import CancelFlag, SuffixAutomaton
 from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
 from llmrun.engine.core.drafts import Drafting
+from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
 from llmrun.protocol.messages import Finished
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation
 
-TIMES = tuple(StepTime(width, 0, 1 + width / 16) for width in (1, 4, 8, 16))
-CHEAP = tuple(StepTime(width, 0, width / 100) for width in (1, 4, 8, 16))
+CHEAP = tuple((width, 1 + width / 16) for width in (1, 4, 8, 16))
 PIECE = 128
+
+
+def paying(most: int, cost: float = 0.01) -> Speculation:
+    """Return the speculation that drafts if it pays, with a draft model whose steps cost so much."""
+    return Speculation(most, only_if_it_pays=True, draft_cost=cost)
 
 
 def likeliest(model: Model, tokens: Sequence[int]) -> int:
@@ -53,7 +58,7 @@ class Pair(Conversation):
 
     def drafting(self, prompt: str, speculation: Speculation) -> Drafting:
         model = ModelDrafter(self.draft_model)
-        return Drafting(speculation, SuffixAutomaton(), tokens_of(prompt), model)
+        return Drafting(speculation, SuffixAutomaton(), tokens_of(prompt), model, StepCosts(CHEAP), is_repeatable=True)
 
     def say(self, prompt: str, most: int, speculation: Speculation = Speculation(7)) -> Finished:  # noqa: B008
         self.events.clear()
@@ -86,7 +91,7 @@ def test_answers_are_those_of_the_plain_loop(seed: int) -> None:
     pair = Pair(ending, imitation, n_ctx=80, n_seq_max=draws.choice((1, 3)), n_batch=draws.choice((16, 5)))
     if draws.random() < 0.5:
         pair.small.before_decode = breaking(pair.small, draws)
-    tables = draws.choice((Speculation(7), Speculation(15, TIMES, CHEAP)))
+    tables = draws.choice((Speculation(7), paying(15)))
     for number, prompt in enumerate(prompts):
         pair.ask(prompt, most=40, ban=bans, request=number, drafting=pair.drafting(prompt, tables))
     pair.run()
@@ -195,29 +200,16 @@ def test_a_full_cache_evicts_what_no_request_needs() -> None:
 
 
 def test_it_is_asked_where_the_tables_say_that_it_pays() -> None:
-    dear = tuple(StepTime(width, 0, 3.0 * width) for width in (1, 4, 8, 16))
-    assert Pair(hashed, imitating(hashed)).say("Hi", 40, Speculation(15, TIMES, CHEAP)).stats.accepted_tokens > 30
-    for tables in (Speculation(15, TIMES, dear), Speculation(15, TIMES)):
+    assert Pair(hashed, imitating(hashed)).say("Hi", 40, paying(15)).stats.accepted_tokens > 30
+    for tables in (paying(15, 3.0), paying(15, 0.0)):
         assert Pair(hashed, imitating(hashed)).say("Hi", 40, tables).stats.draft_steps == 0
 
 
 def test_a_prompt_is_read_only_when_the_answer_is_long_enough_for_it() -> None:
-    slow = tuple(StepTime(width, 0, width / 4) for width in (1, 4, 8, 16))
     pair = Pair(hashed, imitating(hashed), n_ctx=1000, n_batch=512)
-    tables = Speculation(7, tuple(StepTime(width, 0, 1 + width / 64) for width in (1, 4, 8, 16)), slow)
+    tables = paying(7, 0.35)
     assert pair.say("x" * 400, 10, tables).stats.draft_steps == 0
     assert pair.say("y" * 400, 590, tables).stats.accepted_tokens > 0
-
-
-def test_the_steps_of_one_that_can_not_cut_are_measured_after_nothing() -> None:
-    """And it goes on from nothing: what it holds stays what it is known to hold."""
-    pair = Pair(endless, n_ctx=400, n_batch=256)
-    pair.small.cuts, pair.small.max_draft = False, 15
-    pair.clock.per_token = 1.0
-    pair.say("x" * 100, 30)
-    measured = pair.engine.measure_steps(lambda: False)
-    assert {time.depth for time in measured.draft_times} == {0}
-    assert pair.say("x" * 100, 30).stats.accepted_tokens > 0
 
 
 def test_what_was_decoded_while_it_rested_is_read_afterwards() -> None:
@@ -228,7 +220,7 @@ def test_what_was_decoded_while_it_rested_is_read_afterwards() -> None:
         return favouring(ord("z") if len(tokens) < wrong else likeliest(hashed, tokens))
 
     pair = Pair(hashed, imitation, n_ctx=1000)
-    drafting, limit = pair.drafting("x", Speculation(7, TIMES, CHEAP)), RunLimit(16, math.inf, CancelFlag())
+    drafting, limit = pair.drafting("x", paying(7)), RunLimit(16, math.inf, CancelFlag())
     pair.ask("x", most=600, drafting=drafting)
     n_runs = 0
     while pair.engine.busy:
@@ -238,14 +230,3 @@ def test_what_was_decoded_while_it_rested_is_read_afterwards() -> None:
     assert n_runs > 1
     stats = pair.finished().stats
     assert stats.model_accepted > 250
-
-
-def test_its_steps_are_measured_after_what_it_has_read() -> None:
-    pair = Pair(endless, n_ctx=400, n_batch=256)
-    pair.clock.per_token = 1.0
-    pair.say("x" * 100, 30)
-    held = pair.small.cached()
-    measured = pair.engine.measure_steps(lambda: False)
-    assert [time.width for time in measured.draft_times] == [1, 2, 3, 4, 8, 16]
-    assert {time.depth for time in measured.draft_times} == {len(held)}
-    assert pair.small.cached() == held

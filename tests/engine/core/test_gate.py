@@ -1,61 +1,49 @@
-"""Draft lengths by step times and acceptance, with a bounded loss."""
+"""Draft lengths by the costs of steps and acceptance, with a bounded loss."""
 
 from __future__ import annotations
 
 import random
+from functools import cache
+from statistics import geometric_mean
 
 import pytest
 from support.draft_simulation import MACHINES, TEXTS, Machine, simulate
 
 from llmrun._native import Gate, StepShape
-from llmrun.protocol.speculation import StepTime, StepTimes
+from llmrun.engine.core.steps import StepCost, cost_of
 
-ALONE = StepShape(rows=1, sampled=1, depth=0)
-CHEAP = tuple(StepTime(width, 0, seconds) for width, seconds in ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8)))
-LINEAR = tuple(StepTime(width, 0, float(width)) for width in (1, 4, 8, 16))
-
-
-def new(most: int = 15, times: tuple[StepTime, ...] = CHEAP) -> Gate:
-    return Gate(most, StepTimes(times).lines, ())
+ALONE = StepShape(rows=1, sampled=1)
+CHEAP: tuple[StepCost, ...] = ((1, 1.0), (4, 1.2), (8, 1.4), (16, 1.8))
+LINEAR: tuple[StepCost, ...] = tuple((width, float(width)) for width in (1, 4, 8, 16))
 
 
-def sure(times: tuple[StepTime, ...] = CHEAP, most: int = 15) -> Gate:
+def new(most: int = 15, costs: tuple[StepCost, ...] = CHEAP, *, always: bool = False) -> Gate:
+    return Gate(most, costs, (), always)
+
+
+def sure(costs: tuple[StepCost, ...] = CHEAP, most: int = 15) -> Gate:
     """Return a gate whose drafts were all accepted."""
-    gate = new(most, times)
+    gate = new(most, costs)
     for _ in range(100):
         gate.learn(1, 30, missed=False)
     return gate
-
-
-def test_times_between_and_beyond_those_measured() -> None:
-    times = StepTimes((StepTime(4, 100, 4.0), StepTime(1, 100, 2.0), StepTime(1, 300, 3.0), StepTime(4, 300, 8.0)))
-    assert times.widths == (1, 4)
-    assert [times.seconds(width, 100) for width in (1, 2, 3, 4)] == pytest.approx([2, 8 / 3, 10 / 3, 4])
-    assert [times.seconds(1, depth) for depth in (0, 200, 500)] == pytest.approx([1.5, 2.5, 4])
-    assert times.seconds(4, 0) == pytest.approx(2)
-    assert times.seconds(9, 100) == pytest.approx(4), "nothing is known beyond the widest"
-
-
-def test_a_deeper_step_is_never_expected_to_be_faster() -> None:
-    times = StepTimes((StepTime(1, 0, 2.0), StepTime(1, 500, 1.0)))
-    assert times.seconds(1, 100_000) == times.seconds(1, 0) == 2.0
 
 
 @pytest.mark.parametrize(
     ("most", "rows", "expected"),
     [(15, 1, 15), (14, 1, 11), (7, 1, 7), (6, 1, 3), (3, 1, 3), (2, 1, 2), (1, 1, 1), (7, 3, 5), (4, 3, 1)],
 )
-def test_without_times_the_batch_is_as_wide_as_kernels_like_it(most: int, rows: int, expected: int) -> None:
-    gate = new(most, ())
-    assert gate.choose(1, 100, StepShape(rows, 1, 0)).length == expected
-    assert new(100, ()).choose(1, most, StepShape(rows, 1, 0)).length == expected
+def test_what_is_always_drafted_fills_a_batch_as_kernels_like_it(most: int, rows: int, expected: int) -> None:
+    gate = new(most, always=True)
+    assert gate.choose(1, 100, StepShape(rows, 1)).length == expected
+    assert new(100, always=True).choose(1, most, StepShape(rows, 1)).length == expected
 
 
-def test_the_best_measured_width_is_chosen() -> None:
+def test_the_best_width_is_chosen() -> None:
     assert sure().choose(5, 100, ALONE).length == 15
     assert sure().choose(5, 14, ALONE).length == sure(most=14).choose(5, 100, ALONE).length == 7
     assert sure().choose(5, 2, ALONE).length == 0
-    dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
+    dear = (*CHEAP[:3], (16, 9.0))
     assert sure(dear).choose(5, 100, ALONE).length == 7
 
 
@@ -63,22 +51,15 @@ def test_nothing_is_drafted_where_rows_cost_as_much_as_steps() -> None:
     assert sure(LINEAR).choose(20, 100, ALONE).length == 0
 
 
-def test_depth_decides_too() -> None:
-    deep = tuple(StepTime(width, 1000, float(width)) for width in (1, 4, 8, 16))
-    gate = sure((*CHEAP, *deep))
-    assert gate.choose(5, 100, ALONE).length == 15
-    assert gate.choose(5, 100, StepShape(1, 1, 1000)).length == 0
-
-
 def test_a_draft_has_to_pay_for_all_who_wait_for_it() -> None:
-    crowd = StepShape(rows=4, sampled=4, depth=0)
+    crowd = StepShape(rows=4, sampled=4)
     assert sure().choose(5, 100, crowd).length == 4, "a draft may only cost what this answer's tokens would"
     gate = sure()
     gate.record_step(5, ALONE, 3, 3)
     assert gate.choose(5, 100, crowd).length == 12
-    dear = (*CHEAP[:3], StepTime(16, 0, 9.0))
+    dear = (*CHEAP[:3], (16, 9.0))
     assert sure(dear).choose(5, 100, crowd).length == 4
-    assert sure().choose(5, 100, StepShape(16, 16, 0)).length == 0
+    assert sure().choose(5, 100, StepShape(16, 16)).length == 0
 
 
 def test_what_would_have_come_true_opens_the_gate_and_what_would_not_closes_it() -> None:
@@ -133,16 +114,15 @@ def test_the_loss_is_bounded_whatever_comes(seed: int) -> None:
         drafted = gate.choose(8, 15, ALONE).length
         n_accepted = 0 if draws.random() < hostile else draws.randint(0, drafted)
         gate.record_step(8, ALONE, drafted, n_accepted)
-        spent += StepTimes(CHEAP).seconds(1 + drafted, 0)
+        spent += cost_of(CHEAP, 1 + drafted)
         plain += 1 + n_accepted
         assert spent - plain <= 0.01 * plain + 1 + 1e-9
 
 
 def test_each_token_of_a_models_draft_has_its_own_rate() -> None:
     """The first one is right most often: a shorter draft pays where a longer one does not."""
-    times = tuple(StepTime(width, 0, 1 + width / 10) for width in (1, 2, 3, 4, 8, 16))
-    cheap = StepTimes((StepTime(1, 0, 0.05), StepTime(2, 0, 0.05))).lines
-    gate = Gate(15, StepTimes(times).lines, cheap)
+    costs = [(width, 1 + width / 10) for width in (1, 2, 3, 4, 8, 16)]
+    gate = Gate(15, costs, ((1, 0.05), (2, 0.05)))
     for _ in range(100):
         gate.learn(Gate.MODEL, 1, missed=True)
         gate.learn_sureness(sure=True)
@@ -164,8 +144,7 @@ def test_a_source_does_not_spend_what_another_one_gains() -> None:
 
 
 def test_a_model_that_was_wrong_is_tried_again_after_a_while() -> None:
-    cheap = StepTimes((StepTime(1, 0, 0.05), StepTime(2, 0, 0.05))).lines
-    gate = Gate(15, StepTimes(CHEAP).lines, cheap)
+    gate = Gate(15, CHEAP, ((1, 0.05), (2, 0.05)))
     for _ in range(30):
         gate.learn(Gate.MODEL, 0, missed=True)
     n_steps = 0
@@ -176,18 +155,25 @@ def test_a_model_that_was_wrong_is_tried_again_after_a_while() -> None:
     assert 50 < n_steps < 1000
 
 
-# ---- drafts never cost more than 2 % of plain decoding by a machine's table, whatever the text is
+# ---- drafts never cost more than 2 % of plain decoding, whatever the text is
 
 
 FLOOR = 0.98
 N_TOKENS = 120  # a short answer: the bound of one plain step weighs most there
 
 
+@cache
+def speeds(name: str, heads: bool, knows: bool) -> list[float]:
+    """Return the speed for each kind of text; `knows` begins with the machine's own times."""
+    machine = next(each for each in MACHINES if each.name == name)
+    begins = machine.measured if knows else None
+    return [simulate(kind, machine, n_tokens=N_TOKENS, heads=heads, begins=begins).speed for kind in TEXTS]
+
+
 @pytest.mark.parametrize("heads", [False, True], ids=["text", "heads"])
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-@pytest.mark.parametrize("kind", TEXTS)
-def test_one_answer(kind: str, machine: Machine, *, heads: bool) -> None:
-    assert simulate(kind, machine, n_tokens=N_TOKENS, heads=heads).speed >= FLOOR
+def test_one_answer(machine: Machine, *, heads: bool) -> None:
+    assert min(speeds(machine.name, heads, knows=False)) >= FLOOR
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
@@ -198,7 +184,17 @@ def test_eight_answers_at_the_same_time(kind: str, machine: Machine) -> None:
 
 def test_what_pays_is_drafted_all_the_same() -> None:
     for machine in MACHINES:
-        assert simulate("edit", machine, n_tokens=N_TOKENS).speed > 1.3
+        assert simulate("edit", machine, n_tokens=N_TOKENS).speed > 1.29
         assert simulate("loop", machine, n_tokens=N_TOKENS).speed > 1.6
-    assert simulate("JSON", MACHINES[0], n_tokens=N_TOKENS, heads=True).speed > 1.4
-    assert simulate("prose", MACHINES[2], n_tokens=N_TOKENS, clients=8, heads=True).speed > 1.1
+    device, *_, memory_bound = MACHINES
+    assert simulate("JSON", device, n_tokens=N_TOKENS, heads=True).speed > 1.4
+    assert simulate("prose", memory_bound, n_tokens=N_TOKENS, clients=8, heads=True).speed > 1.08
+
+
+@pytest.mark.parametrize("heads", [False, True], ids=["text", "heads"])
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_a_table_by_kind_of_machine_is_as_good_as_one_measured_on_it(machine: Machine, *, heads: bool) -> None:
+    """By the geometric mean of all texts; heads of a processor whose steps cost less than the table's gain less."""
+
+    known, found = (geometric_mean(speeds(machine.name, heads, knows)) for knows in (True, False))
+    assert found >= (0.89 if heads else 0.96) * known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,14 @@ from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.drafts import Drafter, Drafting
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
+from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.grammar import Grammar
 from llmrun.protocol.messages import DraftedToken, Finished, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation
 
-TIMES = tuple(StepTime(width, 0, 1 + width / 16) for width in (1, 4, 8, 16))
+CHEAP = tuple((width, 1 + width / 16) for width in (1, 4, 8, 16))
 
 
 class Foreseeing:
@@ -50,9 +51,10 @@ class Foreseeing:
         return [self._draws.randrange(N_VOCAB) if self._draws.random() < wrong else token for token in coming], 3
 
 
-def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, times: Iterable[StepTime] = ()) -> Drafting:
+def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, *, pays: bool = False) -> Drafting:
+    """Return drafts that are always made, or if cheap steps make them pay."""
     chosen = SuffixAutomaton() if drafter is None else drafter
-    return Drafting(Speculation(most, tuple(times)), chosen, tokens_of(prompt))
+    return Drafting(Speculation(most, only_if_it_pays=pays), chosen, tokens_of(prompt), None, StepCosts(CHEAP))
 
 
 def counts(stats: Stats) -> tuple[int, ...]:
@@ -138,7 +140,7 @@ def test_any_request_is_answered_as_without(seed: int, memory: dict[str, Any]) -
     sizes = {"n_batch": draws.choice((16, 16, 5)), "n_outputs": draws.choice((16, 7, 1))}
     talk = Conversation(ending, n_ctx=80, **sizes, **memory)
     talk.context.before_decode = breaking(talk, draws) if draws.random() < 0.5 else lambda call: None
-    drafts = drafting(prompt, draws.choice((1, 3, 6, 15)), drafter, draws.choice(((), TIMES)))
+    drafts = drafting(prompt, draws.choice((1, 3, 6, 15)), drafter, pays=draws.random() < 0.5)
     finished = answered(talk, prompt, options, constrained, drafts)
     assert (talk.text(), finished.reason, finished.detail) == (plain.text(), expected.reason, expected.detail)
     assert counts(finished.stats) == counts(expected.stats) or memory  # what a failure has lost is computed again
@@ -214,7 +216,7 @@ def test_several_at_once_are_answered_as_each_alone(seed: int, memory: dict[str,
     for number, (prompt, asked) in enumerate(zip(prompts, options, strict=True)):
         drafter = Foreseeing(plain[number].context.cached(), 0.2, draws)
         asked = {key: value for key, value in asked.items() if key != "logprobs"}
-        drafts = drafting(prompt, drafter=drafter, times=draws.choice(((), TIMES)))
+        drafts = drafting(prompt, drafter=drafter, pays=draws.random() < 0.5)
         crowd.ask(prompt, request=number, drafting=drafts if number != 1 else None, **asked)
     crowd.context.before_decode = breaking(crowd, draws)
     crowd.run()
@@ -384,3 +386,39 @@ def test_a_token_after_a_draft_has_the_models_distribution(grammar: Grammar | No
     }
     total = sum(weights.values())
     assert_drawn_from({token: each / total for token, each in weights.items()}, third_letters(sampling, grammar))
+
+
+# ---- recordings -------------------------------------------------------------------------------------
+
+
+def repeating(tokens: Sequence[int]) -> Sequence[float]:
+    """Say a passage again, with another word now and then."""
+    return [30.0 * (token == tokens[-12]) + value for token, value in enumerate(hashed(tokens))]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_recorded_drafts_make_each_step_as_wide_again_whatever_steps_take(seed: int) -> None:
+    """On another clock other drafts would pay."""
+
+    def widths(drafts: Drafting, seconds: Callable[[int], float]) -> tuple[list[int], str, Finished]:
+        talk = Conversation(repeating, n_ctx=400)
+        talk.engine._clock = lambda: float(sum(seconds(len(call)) for call in talk.context.calls))
+        talk.context.step_seconds = seconds
+        talk.ask(
+            prompt,
+            most=300,
+            sampling=SamplingParams(temperature=5.5, top_k=0, top_p=1.0, min_p=0.0, seed=seed),
+            drafting=drafts,
+        )
+        talk.run()
+        return [len(call) for call in talk.context.calls], talk.text(), talk.finished()
+
+    prompt = "".join(random.Random(seed).choices("abcdef", k=40))
+    first = widths(drafting(prompt, pays=True), lambda rows: 1.0 + rows / 16)
+    other = widths(drafting(prompt, pays=True), float)
+    recorded = Speculation(15, recorded=first[2].drafts)
+    again = widths(Drafting(recorded, SuffixAutomaton(), tokens_of(prompt)), float)
+    assert first[2].drafts
+    assert first[0] != other[0]
+    assert again[:2] == first[:2]
+    assert again[2].drafts == first[2].drafts

@@ -1,159 +1,103 @@
-"""Decode steps are measured without anything being lost."""
+"""The costs of decode steps, moved by what drafted steps take; flash attention on and off, compared."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
-from support.conversation import Conversation
 from support.fake_context import FakeContext, endless
 
-from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
-from llmrun.protocol.speculation import StepTables, StepTime
+from llmrun.engine.core.steps import ATTENTION_CELLS, ON_DEVICE, ON_PROCESSOR, StepCosts, cost_of, measure_attention
+from llmrun.engine.llama.base import CacheFull
+from llmrun.protocol.speculation import AttentionTime
+
+TABLE = ((1, 1.0), (4, 2.0), (8, 3.0))
 
 
-class StepClock:
-    """Each row takes a second, each token in the KV cache a hundredth, and a change of width a tenth."""
-
-    def __init__(self, context: FakeContext) -> None:
-        self._context = context
-
-    def __call__(self) -> float:
-        calls = self._context.calls
-        widths = [0, *map(len, calls)]
-        changes = sum(before != after for before, after in itertools.pairwise(widths))
-        return sum(widths) + sum(call[0].position for call in calls) / 100 + changes / 10
+def test_costs_between_the_widths_of_a_table_and_beyond() -> None:
+    assert [cost_of(TABLE, width) for width in (1, 2, 4, 6, 8, 100)] == pytest.approx([1, 4 / 3, 2, 2.5, 3, 3])
 
 
-def talked(n_tokens: int, *, n_ctx: int = 1000, n_batch: int = 512, **context: int) -> Conversation:
-    talk = Conversation(endless, n_ctx=n_ctx, n_batch=n_batch, **context)
-    talk.engine._clock = StepClock(talk.context)
-    talk.answer("x" * (n_tokens - 4), most=5)
-    talk.context.calls.clear()
-    return talk
+@pytest.mark.parametrize("table", [ON_PROCESSOR, ON_DEVICE])
+def test_wider_steps_of_a_table_cost_more_and_a_row_of_them_less(table: tuple[tuple[int, float], ...]) -> None:
+    assert table[0] == (1, 1.0)
+    assert sorted(table) == sorted(table, key=lambda row: row[1]) == sorted(table, key=lambda row: -row[1] / row[0])
 
 
-def never() -> bool:
-    return False
+@pytest.mark.parametrize("true", [0.5, 1.0, 2.0])
+def test_what_drafted_steps_take_moves_the_whole_table(true: float) -> None:
+    costs = StepCosts(TABLE)
+    costs.record_plain([0.01] * 20)
+    for _ in range(200):
+        costs.record(cost_of(TABLE, 4) - 1, 0.01 * (1 + true))
+    assert costs.factor == pytest.approx(true, rel=0.1)
+    assert costs.table[2][1] == pytest.approx(1 + 2 * true, rel=0.1)
+    assert costs.begin == TABLE
 
 
-def expected(depth: int) -> list[StepTime]:
-    """A wide step is charged with the change back, too."""
-    return [StepTime(width, depth, width + depth / 100 + (0.2 if width > 1 else 0)) for width in (1, 2, 3, 4, 8, 16)]
+def test_one_interrupted_step_moves_little() -> None:
+    costs = StepCosts(TABLE)
+    costs.record_plain([0.01] * 20)
+    for _ in range(30):
+        costs.record(1.0, 0.02)
+    costs.record(1.0, 10.0)
+    assert costs.factor < 1.2
 
 
-@pytest.mark.parametrize("n_seq_max", [1, 2])
-def test_two_depths_are_measured_and_the_conversation_stays(n_seq_max: int) -> None:
-    talk = talked(400, n_seq_max=n_seq_max)
-    cached = talk.context.cached()
-    times = talk.engine.measure_steps(never).times
-    assert [time[:2] for time in times] == [time[:2] for time in expected(400) + expected(0)]
-    assert [time.seconds for time in times] == pytest.approx([time.seconds for time in expected(400) + expected(0)])
-    assert talk.context.cached() == cached == talk.engine._slots.cached[0]
-    assert talk.engine._slots.budget.used == talk.context.n_used
+def test_costs_that_were_once_high_are_forgotten_by_plain_steps() -> None:
+    """Else nothing would be drafted any more, and they would never be seen to be lower."""
+    costs = StepCosts(TABLE)
+    costs.record_plain([0.01] * 20)
+    for _ in range(50):
+        costs.record(1.0, 0.05)
+    high = costs.factor
+    assert high > 3
+    for _ in range(100):
+        costs.record_plain([0.01] * 64)
+    assert costs.factor == pytest.approx(1.0, abs=0.01)
 
 
-def test_what_the_steps_after_a_wide_one_take_longer_is_its_cost() -> None:
-    """As on a GPU that records a graph anew when it has been asked for twice."""
-    talk = talked(10)
-
-    def slow() -> float:
-        widths = [len(call) for call in talk.context.calls]
-        recorded = sum(
-            before > 1 and first == second == 1
-            for before, first, second in zip(widths, widths[1:], widths[2:], strict=False)
-        )
-        return StepClock(talk.context)() + recorded
-
-    talk.engine._clock = slow
-    times = talk.engine.measure_steps(never).times
-    assert [time.seconds for time in times] == pytest.approx([time.seconds + (time.width > 1) for time in expected(0)])
+def test_without_a_plain_step_nothing_is_known() -> None:
+    costs = StepCosts(TABLE)
+    costs.record(1.0, 10.0)
+    costs.record_plain([0.0])  # a clock too coarse
+    costs.record(1.0, 10.0)
+    assert costs.table == TABLE
 
 
-@pytest.mark.parametrize("n_tokens", [10, 990])
-def test_a_depth_that_says_little_or_has_no_room_is_left_out(n_tokens: int) -> None:
-    talk = talked(n_tokens)
-    assert {time.depth for time in talk.engine.measure_steps(never).times} == {0}
+# ---- flash attention on and off are compared in turns, at two depths
 
 
-def test_widths_that_the_context_does_not_give() -> None:
-    talk = talked(10, n_outputs=8)
-    assert [time.width for time in talk.engine.measure_steps(never).times] == [1, 2, 3, 4, 8]
+def contexts() -> tuple[FakeContext, FakeContext, Callable[[], float]]:
+    """Two contexts, and a clock by which each row takes a second with flash attention, and two without."""
+    on, off = (FakeContext(endless, n_ctx=ATTENTION_CELLS, n_batch=512) for _ in range(2))
+
+    def clock() -> float:
+        return float(sum(map(len, on.calls)) + 2 * sum(map(len, off.calls)))
+
+    return on, off, clock
 
 
-@pytest.mark.parametrize("step", range(0, 108, 5))
-@pytest.mark.parametrize("fault", [None, Aborted, CacheFull])
-def test_whatever_interrupts_leaves_everything_as_it_was(step: int, fault: type[Exception] | None) -> None:
-    talk = talked(400)
-    cached = talk.context.cached()
-    interrupted: Callable[[], bool] = never
-    if fault is None:
-        interrupted = lambda: len(talk.context.calls) == step  # noqa: E731 - as short as never()
-    else:
-        talk.context.faults[step] = fault()
-    assert talk.engine.measure_steps(interrupted).times == ()
-    assert talk.context.cached() == cached == talk.engine._slots.cached[0]
-    assert talk.engine._slots.budget.used == talk.context.n_used
+def test_two_depths_are_measured() -> None:
+    on, off, clock = contexts()
+    assert measure_attention(on, off, clock, lambda: False) == (AttentionTime(0, 1, 2), AttentionTime(64, 1, 2))
 
 
-def test_an_error_is_told_and_leaves_everything_as_it_was() -> None:
-    talk = talked(400)
-    cached = talk.context.cached()
-    talk.context.faults[60] = DecodeError("it failed")
-    with pytest.raises(DecodeError):
-        talk.engine.measure_steps(never)
-    assert talk.context.cached() == cached == talk.engine._slots.cached[0]
+def test_a_fast_prefill_goes_deeper() -> None:
+    on, off, clock = contexts()
+    _, deep = measure_attention(on, off, lambda: clock() / 1e6, lambda: False)
+    assert deep.depth == 1024
 
 
-@pytest.mark.parametrize("call", ["state", "set_state"])
-def test_without_memory_for_a_copy_a_slot_is_not_emptied_or_stays_empty(
-    call: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    talk = talked(400)
-    monkeypatch.setattr(talk.context, call, fail)
-    assert {time.depth for time in talk.engine.measure_steps(never).times} == ({400} if call == "state" else {0, 400})
-    assert talk.context.cached() == talk.engine._slots.cached[0]
-    assert len(talk.engine._slots.cached[0]) == (400 if call == "state" else 0)
+@pytest.mark.parametrize("calls", [0, 1, 20, 23, 30])
+def test_an_interrupted_or_disturbed_measurement_is_none(calls: int) -> None:
+    on, off, clock = contexts()
+    assert measure_attention(on, off, clock, lambda: len(on.calls) + len(off.calls) == calls) == ()
+    on, off, clock = contexts()
+    off.faults[calls // 2] = CacheFull()
+    assert measure_attention(on, off, clock, lambda: False) == ()
 
 
-def test_without_memory_for_a_checkpoint_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise MemoryError
-
-    talk = talked(400)
-    monkeypatch.setattr(talk.context, "has_checkpoints", True)
-    monkeypatch.setattr(talk.context, "checkpoint", fail)
-    assert talk.engine.measure_steps(never).times == ()
-    assert len(talk.context.cached()) == 400
-
-
-def test_a_state_that_does_not_come_back_is_not_said_to_be_cached() -> None:
-    talk = talked(400)
-    talk.context.state = lambda sequence_id: bytearray(b"bad")  # type: ignore[method-assign]
-    assert {time.depth for time in talk.engine.measure_steps(never).times} == {0, 400}
-    assert talk.context.cached() == talk.engine._slots.cached[0] == []
-    assert talk.engine._slots.budget.used == 0
-
-
-def test_nothing_is_measured_where_a_request_is_answered_or_nothing_can_be_cut() -> None:
-    talk = Conversation(endless)
-    talk.ask("Hi")
-    assert talk.engine.measure_steps(never).times == ()
-    assert Conversation(endless, cuts=False).engine.measure_steps(never).times == ()
-
-
-def test_without_memory_for_a_copy_nothing_is_measured_and_nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    talk = Conversation(endless, n_ctx=1000)
-    talk.answer("x" * 100, most=5)
-    held = talk.context.cached()
-
-    def fails(slot: int) -> bytearray:
-        raise MemoryError
-
-    monkeypatch.setattr(talk.context, "state", fails)
-    assert talk.engine.measure_steps(lambda: False) == StepTables()
-    assert talk.context.cached() == held
+def test_a_busy_machine_gives_no_times_of_attention() -> None:
+    on, off, clock = contexts()
+    assert measure_attention(on, off, lambda: clock() ** 3, lambda: False) == ()

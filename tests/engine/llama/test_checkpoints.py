@@ -219,10 +219,8 @@ def test_random_conversations_with_idle_jobs_saves_and_restarts(model: LlamaMode
                 assert_as_fresh(model, found, conversation)
                 if rng.random() < 0.3:
                     ask(talk, conversation, 8, request=100 + request)
-                job = rng.choice(["measure", "save", "park", ""])
-                if job == "measure":
-                    talk[0].measure_steps(lambda: False)
-                elif job == "save":
+                job = rng.choice(["save", "park", ""])
+                if job == "save":
                     with suppress(UsageError):  # another answer took its slot
                         talk[0].save(request, prompt_only=True)
                 elif job == "park":
@@ -272,8 +270,6 @@ def test_random_crowds_with_idle_jobs_saves_and_restarts(model: LlamaModel, tmp_
                 for sequence in ended:
                     reused += sequence.n_reused
                     assert_likeliest(model, sequence.tokens, sequence.n_prompt)
-                if rng.random() < 0.5:
-                    loop.measure_steps(lambda: False)
                 if rng.random() < 0.5:
                     loop.save_parked()
                     loop._slots.saver.wait()

@@ -22,6 +22,7 @@ from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Answer
 from llmrun.engine.core.states import KVStore
+from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import DecodeError, Entry, MediaSpan
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
@@ -30,7 +31,7 @@ from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
-from llmrun.protocol.speculation import Speculation, StepTime
+from llmrun.protocol.speculation import Speculation
 
 N_CTX = 1024
 Q8_0 = {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}
@@ -68,6 +69,7 @@ class Talk:
         heads: bool,
         states: KVStore | None = None,
         speculation: Speculation | None = None,
+        costs: StepCosts | None = None,
         **settings: Any,
     ) -> None:
         options = {"n_batch": 64, "n_rollback": 7, "draft_heads": heads, **settings}
@@ -75,7 +77,7 @@ class Talk:
         self.context = LlamaContext(model, self.load)
         self.heads = HeadModel(self.context, self.context.open_heads()) if heads else None
         self.engine = Engine(self.context, states=states, draft_model=self.heads)
-        self._speculation = speculation or Speculation(3)
+        self._speculation, self._costs = speculation or Speculation(3), costs
         self.accepted = self.drafted = self.steps = 0
         self._number = 0
 
@@ -90,7 +92,7 @@ class Talk:
         tokens = list(prompt)
         drafting = None
         if self.heads is not None:
-            drafting = Drafting(self._speculation, NoDrafter(), tokens, self.heads.drafter())
+            drafting = Drafting(self._speculation, NoDrafter(), tokens, self.heads.drafter(), self._costs)
         sampling = sampling or SamplingParams(temperature=0)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint)
         self._number += 1
@@ -357,11 +359,12 @@ def test_a_model_without_heads_has_no_context_for_them(tmp_path: Path) -> None:
 # ---- what pays ----------------------------------------------------------------------------------------
 
 
-def times_of(cheap: bool) -> Speculation:
-    """Tables in which wide steps cost little, or as much as single ones."""
-    widths = (1, 2, 3, 4, 8, 16)
-    times = tuple(StepTime(width, 0, 1 + width / 40 if cheap else width) for width in widths)
-    return Speculation(15, times, tuple(StepTime(width, 0, 0.05) for width in widths))
+PAYING = Speculation(15, only_if_it_pays=True, draft_cost=0.05)
+
+
+def costs_of(*, cheap: bool) -> StepCosts:
+    """Costs by which wide steps take little longer than single ones, or as long as so many."""
+    return StepCosts([(width, 1 + width / 40 if cheap else width) for width in (1, 2, 3, 4, 8, 16)])
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -372,7 +375,7 @@ def test_the_table_decides(models: dict[str, LlamaModel], name: str, count: int)
     with talking(model, heads=False, **together(count)) as plain:
         expected = plain.answers(prompts, n_tokens=150)
     for cheap in (True, False):
-        with talking(model, heads=True, speculation=times_of(cheap), **together(count)) as talk:
+        with talking(model, heads=True, speculation=PAYING, costs=costs_of(cheap=cheap), **together(count)) as talk:
             assert talk.answers(prompts, n_tokens=150) == expected
             tokens_per_step = 150 * count / talk.steps
             if not cheap:
@@ -381,19 +384,6 @@ def test_the_table_decides(models: dict[str, LlamaModel], name: str, count: int)
                 assert tokens_per_step > 2.5, tokens_per_step
             else:
                 assert talk.drafted < 60 * count, "drafts that are never right end"
-
-
-def test_steps_of_heads_are_measured(models: dict[str, LlamaModel]) -> None:
-    for name in HYBRID_AND_NOT:
-        with talking(models[name], heads=True) as talk:
-            before = talk.answers(prompts_of(models[name], 1))
-            for _ in range(50):  # whatever else computes here disturbs steps of microseconds
-                measured = talk.engine.measure_steps(lambda: False)
-                if measured.times:
-                    break
-            assert {each.width for each in measured.times} >= {1, 2, 3, 4, 8}
-            assert {each.width for each in measured.draft_times} >= {1, 2, 3, 4, 8}
-            assert talk.answers(prompts_of(models[name], 1)) == before
 
 
 # ---- features of requests -----------------------------------------------------------------------------

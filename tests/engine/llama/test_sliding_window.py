@@ -163,23 +163,3 @@ def test_a_window_decodes_in_native_runs(model: LlamaModel) -> None:
     in_runs, n_runs = answer(RunLimit(30, math.inf, _native.CancelFlag()))
     assert in_runs == alone
     assert n_runs <= n_steps / 2
-
-
-def test_measuring_steps_while_idle_keeps_what_a_changed_turn_goes_on_from(model: LlamaModel) -> None:
-    """With one sequence, whose slot is emptied for the measurement."""
-
-    def computed(*, measures: bool) -> int:
-        with engine(model) as (loop, context):
-            logits((loop, context), prompt)
-            if measures:
-                loop.measure_steps(lambda: False)
-            decoded = []
-            decode = context.decode
-            context.decode = lambda batch: (decoded.extend(batch), decode(batch))
-            assert_as_fresh(model, logits((loop, context), changed, request=2), changed)
-            return len(decoded)
-
-    prompt = tokens(21, 630)
-    changed = [*prompt[:610], *tokens(22, 20)]
-    # The window before the end is read back with the state, and the last checkpoint is at most a batch away.
-    assert computed(measures=False) <= computed(measures=True) <= 20 + 64

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engines import fake_engine
 from support.gguf_writer import runnable_model, tiny_model, write
 from support.simulated_machines import SimulatedMachine, all_settings
 
@@ -36,13 +35,12 @@ from llmrun.lab.bench.tune import (
     axes_for,
     count_engines,
     keep,
-    measure_steps,
     most_ubatch,
     search,
     thread_counts,
 )
 from llmrun.lab.quantize.types import FastCopy
-from llmrun.lab.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome, step_words
+from llmrun.lab.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome
 from llmrun.model.loading import A_CHAT, plan_with_tuned, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
@@ -163,20 +161,6 @@ def test_as_many_engines_as_fit_on_each_gpu(header: Header) -> None:
     assert count_engines(header, machine, plan) > 1
     large = replace(plan, gpu_bytes=(("CUDA0", GIB // 3), ("CUDA1", GIB // 3)))
     assert count_engines(header, machine, large) == 1
-
-
-@pytest.mark.usefixtures("package_on_path")
-def test_step_times_are_measured_and_remembered_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("llmrun.model.launch", lambda **options: fake_engine())
-    model = write(tmp_path / "model.gguf", runnable_model())
-    spec = ModelSpec("tiny", path=model)
-    times = measure_steps(spec, model)
-    assert prepare(spec, model, expected=A_CHAT).drafting.times == times != ()
-    assert step_words(times) == "steps of 4 rows take 2.0 times as long as one of 1"
-    assert as_json("tiny", outcome(), times)["step_times"] == [time._asdict() for time in times]
-    mixture = write(tmp_path / "mixture.gguf", runnable_model({"llama.expert_count": 4, "llama.expert_used_count": 2}))
-    assert measure_steps(ModelSpec("mixture", path=mixture), mixture) == times
 
 
 def test_a_folder_that_can_not_be_written_is_said(header: Header, tmp_path: Path) -> None:
@@ -404,7 +388,7 @@ def test_a_copy_for_fast_prompts_is_shown_with_its_commands(tmp_path: Path) -> N
     assert "reads them ×2.7 as fast and decodes at ×0.98 of the speed" in text
     assert "llmrun quantize tiny --type Q8_0; llmrun evaluate Tiny-1B-Q8_0.gguf --reference tiny" in text
     assert as_json("tiny", outcome())["fast_copy"] is None
-    assert as_json("tiny", outcome(), (), FastCopy("Q8_0", 1, 2.0, 1.0))["fast_copy"]["prefill"] == 2.0
+    assert as_json("tiny", outcome(), FastCopy("Q8_0", 1, 2.0, 1.0))["fast_copy"]["prefill"] == 2.0
 
 
 def test_what_can_change_a_greedy_answer_is_said() -> None:
@@ -446,14 +430,6 @@ def test_a_search_without_a_gain_says_what_it_knows(verdicts: tuple[str, ...], w
     nothing = replace(TUNED, others=())
     show_outcome(out, "tiny", replace(outcome(tuned=nothing, compared=()), tried=tried), nothing)
     assert stdout.getvalue().splitlines()[-1].startswith(f"tiny: {words}")
-
-
-@pytest.mark.usefixtures("package_on_path")
-def test_step_times_keep_to_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("llmrun.model.launch", lambda **options: fake_engine())
-    model = write(tmp_path / "model.gguf", runnable_model())
-    assert measure_steps(ModelSpec("tiny", path=model), model, seconds=0) == ()
 
 
 def test_json() -> None:

@@ -52,11 +52,8 @@ def test_a_table(model: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     heading, *rows = done.stdout.splitlines()[: 1 + len(speculation.PROMPTS)]
     assert heading.split() == ["KIND", "OFF", "ON", "GAIN", "EXPECTED", "ACCEPTED", "A", "STEP"]
     assert [row.split()[0] for row in rows] == [kind.split()[0] for kind in speculation.PROMPTS]
-    # 70 tokens of 2 steps of 36 rows, which take as long as the widest that was measured: twice as long as one
-    assert rows[0].split()[1:] == ["50.0", "100.0", "×2.00", "(2.00", "to", "2.00)", "×17.50", "97%", "35.0"]
+    assert rows[0].split()[1:] == ["50.0", "100.0", "×2.00", "(2.00", "to", "2.00)", "×2.50", "97%", "35.0"]
     assert "all but free text: ×2.00" in done.stdout
-    assert "steps of 4 rows take 2.0 times as long" in " ".join(done.stdout.split())
-    assert (home / "steps.json").is_file()
 
 
 def test_as_json(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,22 +61,10 @@ def test_as_json(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(app, [model, "--speculate", "-r", "1", "--no-warmup", "--json", "--machine", "desk"])
     found = json.loads(done.stdout)
     assert (found["model"], found["is_partial"], found["machine"]["name"]) == ("tiny", False, "desk")
-    assert found["step_times"] == [
-        {"width": 1, "depth": 0, "seconds": 0.01}, {"width": 4, "depth": 0, "seconds": 0.02},
-    ]  # fmt: skip
     assert [row["kind"] for row in found["rows"]] == list(speculation.PROMPTS)
     row = found["rows"][0]
     assert (row["tokens"], row["is_same"], row["verdict"]["kind"]) == (70, True, "noisy")
     assert "one sample tells nothing" in done.stderr
-
-
-def test_an_engine_that_is_never_idle_drafts_nothing(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    answered_by(monkeypatch, "long_never_idle")
-    done = CliRunner().invoke(app, [model, "--speculate", "-r", "2", "--no-warmup"])
-    assert done.exception is None
-    row = done.stdout.splitlines()[1]
-    assert row.split() == ["edit", "50.0", "50.0", "×1.00", "(1.00", "to", "1.00)", "-", "-", "0.0"]
-    assert "no step times could be measured" in " ".join(done.stdout.split())
 
 
 def test_an_engine_that_dies_is_told(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
