@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ BUSY = ExitStack()
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "keep N processes busy at normal priority beside the tests"
     parser.addoption("--busy", type=int, default=0, metavar="N", help=help_text)
+    parser.addoption("--write-goldens", action="store_true", help="write tests/goldens anew, to be read as a diff")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,6 +70,22 @@ def pytest_report_header(config: pytest.Config) -> str:
 def arguments_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages name arguments as the command line does, whatever an earlier test took from the package."""
     monkeypatch.setattr(errors, "rephrase", str)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """golden(name, text): the text is what tests/goldens/NAME holds. With --write-goldens, it is written there."""
+
+    def check(name: str, text: str) -> None:
+        file = Path(__file__).with_name("goldens") / name
+        if request.config.getoption("--write-goldens"):
+            file.write_text(text, encoding="utf-8")
+        before, now = file.read_text(encoding="utf-8").splitlines(), text.splitlines()
+        if changes := [*difflib.unified_diff(before, now, name, "now", n=1, lineterm="")]:
+            meant = f"if this is meant: pytest --write-goldens {request.node.nodeid.partition('[')[0]}"
+            pytest.fail("\n".join([*changes, meant]), pytrace=False)
+
+    return check
 
 
 @pytest.fixture
