@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import time
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from llmrun.runner.client import EngineClient
 
 PACKAGE_PARENT = Path(llmrun.__file__).parents[1]
+CHOICES_OF_LIBRARIES = {"LLMRUN_LLAMA", "LLMRUN_CPU", "LLMRUN_KERNELS"}
+"""What somebody may set for all tests."""
 
 
 BUSY = ExitStack()
@@ -34,6 +37,7 @@ BUSY = ExitStack()
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "keep N processes busy at normal priority beside the tests"
     parser.addoption("--busy", type=int, default=0, metavar="N", help=help_text)
+    parser.addoption("--write-goldens", action="store_true", help="write tests/goldens anew, to be read as a diff")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,9 +75,41 @@ def arguments_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's home without any model, which is LLMRUN_HOME too: nothing is configured, and no hub is asked."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in [name for name in os.environ if name.startswith("LLMRUN_") and name not in CHOICES_OF_LIBRARIES]:
+        monkeypatch.delenv(name)
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    for name in ("HOME", "USERPROFILE", "LLMRUN_HOME"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return home
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """golden(name, text): the text is what tests/goldens/NAME holds. With --write-goldens, it is written there."""
+
+    def check(name: str, text: str) -> None:
+        file = Path(__file__).with_name("goldens") / name
+        if request.config.getoption("--write-goldens"):
+            file.write_text(text, encoding="utf-8")
+        before, now = file.read_text(encoding="utf-8").splitlines(), text.splitlines()
+        if changes := [*difflib.unified_diff(before, now, name, "now", n=1, lineterm="")]:
+            meant = f"if this is meant: pytest --write-goldens {request.node.nodeid.partition('[')[0]}"
+            pytest.fail("\n".join([*changes, meant]), pytrace=False)
+
+    return check
+
+
+@pytest.fixture
 def package_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Subprocesses import llmrun from where this process has it, whatever their folder."""
-    paths = [str(PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    """Subprocesses import llmrun from where this process has it, whatever their folder, and what tests/ has."""
+    paths = [str(PACKAGE_PARENT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 

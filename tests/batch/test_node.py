@@ -50,8 +50,7 @@ class FakeRun:
 
 
 @pytest.fixture
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeEngine:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+def engine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeEngine:
     monkeypatch.setattr(node, "BatchRun", FakeRun)
     monkeypatch.setattr(FakeRun, "fails", False)
     path = tmp_path / "tiny.gguf"

@@ -24,8 +24,7 @@ from llmrun.protocol.params import Limits
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+def model(home: Path, tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(gguf_writer.tiny_model({"tokenizer.chat_template": "x", "llama.context_length": 4096}))
     return path

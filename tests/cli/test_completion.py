@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 from support.bench_rows import result, row
-from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
+from support.model_disk import put, put_lm_studio, put_ollama, settings
 
 from llmrun.cli.chat import chat
 from llmrun.cli.commands import ALIASES, COMMANDS
@@ -29,9 +29,8 @@ ENTRY = "import sys; sys.argv[0] = 'llmrun'; from llmrun.__main__ import main; m
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home = lonely_home(tmp_path / "home", monkeypatch)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+def home(home: Path, tmp_path: Path) -> Path:
+    """With two models of the hub and one of Ollama's."""
     store = Store(settings(tmp_path / "hub"))
     put(store, "tiny-Q4_0.gguf")
     put(store, "tiny-Q8_0.gguf", content=b"GGUF 2")
@@ -53,11 +52,10 @@ def bash(*words: str) -> list[str]:
     return [line for line in pressed({"_LLMRUN_COMPLETE": "complete_bash", **variables}) if line]
 
 
-def test_servers_of_this_machine(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "state"))
+def test_servers_of_this_machine(home: Path) -> None:
     address = "http://127.0.0.1:8123"
     assert bash("bench", "--at", "http", ":", "//127") == []
-    with registered(tmp_path / "state", address) as file:
+    with registered(home, address) as file:
         assert file is not None
         file.write(RunningServer(os.getpid(), address, 8123, 0.0))
         assert bash("bench", "--at", "http", ":", "//127") == ["//127.0.0.1:8123"]
@@ -223,7 +221,6 @@ def test_a_key_press_loads_no_engine(home: Path, typed: str, cursor: str) -> Non
 
 
 def test_bench_offers_models_and_what_else_it_does(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "own"))
     with History(load_settings()) as history:
         history.add(result(row("pp512"), row("tg128")))
     assert {"run", "history", "compare", "rm", "smollm2"} <= set(bash("bench", ""))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import stat
 from pathlib import Path
@@ -20,11 +19,8 @@ from llmrun.ui.terminal.output import Output
 
 
 @pytest.fixture(autouse=True)
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The settings file, in a folder that does not exist yet."""
-    for name in [name for name in os.environ if name.startswith("LLMRUN_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LLMRUN_CONFIG", str(tmp_path / "new" / "config.toml"))
     return tmp_path / "new" / "config.toml"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import subprocess
 import sys
@@ -26,17 +25,14 @@ Run = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_on_path: None) -> Run:
+def run(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package_on_path: None) -> Run:
     """run("llmrun ..."): the command over the fake engine, which says Hello, with an empty cache."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "tiny.gguf", tiny_model())
-    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
-    ours = {"LLMRUN_HOME": str(tmp_path / "home"), "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
 
     def make(line: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, str(FRONT), "normal", *shlex.split(line)[1:]]
-        environment = {**os.environ, **ours, "PYTHONPATH": path}
-        return subprocess.run(words, input="", capture_output=True, text=True, env=environment, timeout=300)
+        return subprocess.run(words, input="", capture_output=True, text=True, timeout=300)
 
     return make
 
@@ -108,11 +104,8 @@ def test_a_habit_that_works(typed: str, shown: str | None, run: Run) -> None:
         ("llmrun import f.gguf --name a/b/c", 3, ""),
     ],
 )
-def test_a_habit_that_gets_a_hint(
-    typed: str, status: int, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("LLMRUN_HOME", "HF_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
+@pytest.mark.usefixtures("home")
+def test_a_habit_that_gets_a_hint(typed: str, status: int, hint: str) -> None:
     with pytest.raises(LlmrunError) as caught:
         call(shlex.split(typed)[1:])
     assert caught.value.exit_status == status

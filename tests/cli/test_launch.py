@@ -202,11 +202,8 @@ def test_an_agent_that_is_missing_says_how_to_install_it(monkeypatch: pytest.Mon
     assert caught.value.hint == "npm install -g @openai/codex"
 
 
-def test_print_starts_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_print_starts_nothing(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     assert call(["launch", "codex", "owner/model", "--print", "--ctx", "70000", "--", "exec", "two words"]) == 0
     shown = capsys.readouterr().out
     assert "export LLMRUN_AGENT_KEY=llmrun" in shown
@@ -263,8 +260,7 @@ def test_pi_keeps_the_users_settings_and_does_not_summarize_at_each_step(n_ctx: 
     assert f'"contextWindow": {told}' in found.files["llmrun.js"]
 
 
-def test_print_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
+def test_print_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["launch", "crush", "owner/model", "--print", "--json", "--ctx", "70000"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["command"] == ["crush"]
@@ -309,9 +305,10 @@ def test_the_start_of_a_server_has_what_its_window_was_planned_with() -> None:
     assert (planned.start, planned.is_running) == (wanted, False)
 
 
-def test_a_running_server_is_found_by_the_models_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_running_server_is_found_by_the_models_file(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A server calls it by the file's name, the user by a path; --ctx takes any server whose window is as large."""
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     monkeypatch.setattr(launch, "_endpoint", lambda server, name: SERVER._replace(model=name))
     file = tmp_path / "tiny.gguf"
     file.write_bytes(b"GGUF")

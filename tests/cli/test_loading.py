@@ -62,10 +62,9 @@ def test_on_a_terminal_it_is_asked_with_the_size(monkeypatch: pytest.MonkeyPatch
     assert refused.value.hint == "llmrun pull 'a b'"
 
 
-def test_a_draft_model_is_found_or_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_draft_model_is_found_or_fetched(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     output = Output(stdin=io.StringIO(), stdout=io.StringIO(), stderr=io.StringIO(), environment={})
     monkeypatch.setattr("llmrun.cli.loading.fetch", lambda *arguments, **options: FILE)
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     assert find_draft(output, None, yes=False) is None
     here = tmp_path / "small.gguf"
     here.touch()

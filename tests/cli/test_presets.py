@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 from support.gguf_writer import gguf, tiny_model, write
-from support.model_disk import lonely_home, put_ollama
+from support.model_disk import put_ollama
 from typer.testing import CliRunner
 
 from llmrun.cli import defaults, options, sampling, serve, settings_file
@@ -36,11 +36,9 @@ top-k = 7
 
 
 @pytest.fixture
-def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def config(home: Path, tmp_path: Path) -> Path:
     path = tmp_path / "config.toml"
     path.write_text(PIRATE)
-    monkeypatch.setenv("LLMRUN_CONFIG", str(path))
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     return path
 
 
@@ -209,12 +207,9 @@ def test_of_two_files_the_projector_is_none_to_answer_with(tmp_path: Path) -> No
         assert found == {"model": str(tmp_path / "model.gguf"), "mmproj": str(tmp_path / "eyes.gguf")}
 
 
-def test_ollamas_store_comes_after_the_presets_of_the_model(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lonely_home(tmp_path / "home", monkeypatch)
+def test_ollamas_store_comes_after_the_presets_of_the_model(config: Path, home: Path) -> None:
     put_ollama(
-        tmp_path / "home/.ollama/models", "library/tuned:latest",
+        home / ".ollama/models", "library/tuned:latest",
         system=b"Be a pirate.", params=b'{"stop": ["x"], "num_predict": 9}', template=b"{{ .Prompt }}:",
     )  # fmt: skip
     _, found = filled("run", model="ollama/tuned", prompt=("hi",), preset=None)

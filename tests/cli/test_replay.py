@@ -26,21 +26,20 @@ pytestmark = [
 ]
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
-    path = os.environ["PYTHONPATH"] + os.pathsep + str(FRONT.parents[1])
-    home = {"LLMRUN_HOME": str(tmp_path / "home"), "TERM": "xterm-256color", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
-    return {**os.environ, **home}
+@pytest.fixture
+def environment(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "tiny.gguf", tiny_model())
+    return {**os.environ, "TERM": "xterm-256color"}
 
 
 @pytest.fixture
-def end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
+def end(environment: dict[str, str]) -> Iterator[Callable[..., list[str]]]:
     """end(argument, ...): the lines of a command with the fake engine that succeeded."""
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "tiny.gguf", tiny_model())
     opened: list[Terminal] = []
 
     def run(*arguments: str) -> list[str]:
-        opened.append(Terminal([sys.executable, str(FRONT), "normal", *arguments], environment(tmp_path)))
+        opened.append(Terminal([sys.executable, str(FRONT), "normal", *arguments], environment))
         assert opened[-1].end() == 0, opened[-1].lines
         return opened[-1].lines
 
@@ -67,17 +66,18 @@ def test_a_model_with_a_short_window(end: Callable[..., list[str]], tmp_path: Pa
     assert "The same bytes as recorded." in end("replay", "record.json")
 
 
-def test_the_answer_ends_its_line_in_a_pipe_too(end: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_the_answer_ends_its_line_in_a_pipe_too(
+    end: Callable[..., list[str]], environment: dict[str, str], tmp_path: Path
+) -> None:
     end("run", "./tiny.gguf", "hi", "--ctx", "256", "--record", "record.json")
     words = [sys.executable, str(FRONT), "normal", "replay", "record.json"]
-    done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, env=environment(tmp_path))
+    done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode() == read(tmp_path / "record.json").answer.content + "\n"
     assert done.stderr.splitlines()[-1] == b"The same bytes as recorded."
 
 
-def test_a_watermark_needs_its_key_again(end: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLMRUN_WATERMARK_KEY", raising=False)
+def test_a_watermark_needs_its_key_again(end: Callable[..., list[str]]) -> None:
     mark = ("--watermark", "green", "--watermark-key", "a long secret")
     end("run", "./tiny.gguf", "hi", "--ctx", "256", *mark, "--record", "record.json")
     recorded = Path("record.json").read_text(encoding="utf-8")

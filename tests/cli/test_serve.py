@@ -14,12 +14,7 @@ from llmrun.config import load_settings
 from llmrun.errors import UsageError
 from llmrun.server.registry import RunningServer, ServedDrafts, registered
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing else runs there."""
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def refused(*words: str) -> UsageError:

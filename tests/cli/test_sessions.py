@@ -21,13 +21,7 @@ from llmrun.errors import CancelledError
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.ui.terminal.output import Output
 
-pytestmark = pytest.mark.usefixtures("package_on_path")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
+pytestmark = pytest.mark.usefixtures("package_on_path", "home")
 
 
 @pytest.fixture

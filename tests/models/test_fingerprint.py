@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.model_disk import lonely_home, put, put_lm_studio, put_ollama, settings
+from support.model_disk import put, put_lm_studio, put_ollama, settings
 from support.stand_in_hub import sha256
 
 from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file, sha256_of, verify
@@ -27,11 +27,6 @@ def test_a_server_stands_where_the_file_does() -> None:
 
 
 # ---- bytes on this disk are compared with the hash they are stored under; nothing else counts as that hash
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return lonely_home(tmp_path / "home", monkeypatch)
 
 
 @pytest.fixture

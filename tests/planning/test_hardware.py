@@ -399,12 +399,10 @@ class FakeEngine:
 
 
 @pytest.fixture(autouse=True)
-def with_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def with_cuda(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """llama.cpp was built for it."""
     (tmp_path / "libggml-cuda.so").touch()
     monkeypatch.setattr(hardware, "backend_folders", lambda: [tmp_path])
-    (tmp_path / "home").mkdir()
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
 
 
 @pytest.mark.parametrize("alive", [True, False])

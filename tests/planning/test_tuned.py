@@ -23,9 +23,8 @@ def remember_settings(path: Path, folder: Path, *others: TunableSettings) -> Non
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def opened(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The files that the engine was told to open."""
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     found: list[str] = []
     monkeypatch.setattr(launch, "preload", found.append)
     return found
@@ -54,31 +53,31 @@ def test_without_tuning_weights_are_loaded_early(opened: list[str], path: Path) 
     assert opened == [str(path)]
 
 
-def test_settings_of_the_context_keep_early_loading(opened: list[str], path: Path, tmp_path: Path) -> None:
-    remember_settings(path, tmp_path, *PLAIN)
+def test_settings_of_the_context_keep_early_loading(opened: list[str], path: Path, home: Path) -> None:
+    remember_settings(path, home, *PLAIN)
     _load_ahead(str(path))
     assert opened == [str(path)]
 
 
 @pytest.mark.parametrize("settings", OTHER)
 def test_settings_that_load_otherwise_do_not(
-    opened: list[str], path: Path, tmp_path: Path, settings: TunableSettings
+    opened: list[str], path: Path, home: Path, settings: TunableSettings
 ) -> None:
-    remember_settings(path, tmp_path, *PLAIN, settings)
+    remember_settings(path, home, *PLAIN, settings)
     _load_ahead(str(path))
     assert opened == []
 
 
-def test_settings_of_another_model_do_not_count(opened: list[str], path: Path, tmp_path: Path) -> None:
+def test_settings_of_another_model_do_not_count(opened: list[str], path: Path, home: Path, tmp_path: Path) -> None:
     deeper = write(tmp_path / "deeper.gguf", tiny_model({"llama.block_count": 3}))
-    remember_settings(deeper, tmp_path, *OTHER)
+    remember_settings(deeper, home, *OTHER)
     _load_ahead(str(path))
     _load_ahead(str(deeper))
     assert opened == [str(path)]
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}', "[" * 100_000])
-def test_a_damaged_file_is_as_good_as_none(opened: list[str], path: Path, tmp_path: Path, content: str) -> None:
-    (tmp_path / "tune.json").write_text(content)
+def test_a_damaged_file_is_as_good_as_none(opened: list[str], path: Path, home: Path, content: str) -> None:
+    (home / "tune.json").write_text(content)
     _load_ahead(str(path))
     assert opened == [str(path)]

@@ -21,16 +21,10 @@ from llmrun.lab.cli import bench as command
 from llmrun.planning.hardware import probe
 from llmrun.protocol.settings import SETTINGS
 
+pytestmark = pytest.mark.usefixtures("home")
 app = typer.Typer()
 app.command()(command.bench)
 ROW = BenchRow(n_gen=8, test="tg8", model="tiny", model_type="llama", samples_ns=(10**9, 2 * 10**9), repetitions=2)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture

@@ -18,16 +18,9 @@ from llmrun.errors import CancelledError, LlmrunError, NetworkError, UsageError
 from llmrun.lab.bench import load
 from llmrun.lab.cli import bench as command
 
+pytestmark = pytest.mark.usefixtures("home")
 app = typer.Typer()
 app.command()(command.bench)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    remote_server.forget_variables(monkeypatch)
 
 
 @pytest.fixture

@@ -17,15 +17,9 @@ from llmrun.lab.bench import speculation
 from llmrun.lab.cli import bench as command
 from llmrun.runner.client import EngineClient
 
-pytestmark = pytest.mark.usefixtures("package_on_path")
+pytestmark = pytest.mark.usefixtures("package_on_path", "home")
 app = typer.Typer()
 app.command()(command.bench)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
 
 
 @pytest.fixture

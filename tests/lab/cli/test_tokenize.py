@@ -21,8 +21,7 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
 @pytest.fixture
-def tokenize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+def tokenize(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     model = write(tmp_path / "tiny.gguf", spelling_model())
     engine = client.EngineClient()
     monkeypatch.setattr(client, "prestarted", lambda: engine)

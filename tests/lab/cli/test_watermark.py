@@ -26,9 +26,7 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
 @pytest.fixture
-def detect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("LLMRUN_WATERMARK_KEY", raising=False)
+def detect(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     model = str(write(tmp_path / "tiny.gguf", spelling_model()))
     engine = client.EngineClient()
     monkeypatch.setattr(client, "prestarted", lambda: engine)
@@ -104,7 +102,6 @@ def test_the_environment_gives_a_key_only_to_a_watermark(monkeypatch: pytest.Mon
 
 
 def test_a_server_needs_a_key_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LLMRUN_WATERMARK_KEY", raising=False)
     assert WATERMARK_OPTIONS() == {}
     assert WATERMARK_OPTIONS(watermark="green", watermark_key=KEY)["watermark_key"] == KEY
     with pytest.raises(UsageError, match="needs a key"):

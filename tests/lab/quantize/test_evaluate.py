@@ -24,9 +24,8 @@ from llmrun.protocol.speculation import AttentionTime
 @pytest.mark.parametrize("faster", ["on", "off", ""])
 @pytest.mark.parametrize("preferences", [LoadPreferences(), LoadPreferences(flash_attention="on")])
 def test_a_text_is_scored_with_the_attention_that_run_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str, preferences: LoadPreferences
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str, preferences: LoadPreferences
 ) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path))
     monkeypatch.setenv("LLMRUN_KERNELS", "ggml")  # with ours, flash attention is never the slower one
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_writer.tiny_model({"llama.context_length": 4096}))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.gguf_writer import I32, U16, Typed, tiny_model
-from support.model_disk import lonely_home, settings, tree
+from support.model_disk import settings, tree
 from support.stand_in_hub import sha256
 
 from llmrun.errors import BadModelError, DiskFullError, IntegrityError, ModelNotFoundError, UsageError
@@ -23,8 +23,7 @@ MODEL = tiny_model()
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    lonely_home(tmp_path / "home", monkeypatch)
+def store(home: Path, tmp_path: Path) -> Store:
     return Store(settings(tmp_path / "hub"))
 
 

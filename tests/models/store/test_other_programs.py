@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.model_disk import lonely_home, put_lm_studio, put_ollama, settings, tree
+from support.model_disk import put_lm_studio, put_ollama, settings, tree
 
 from llmrun.errors import ModelNotFoundError
 from llmrun.models.location import find_projector, locate
@@ -14,11 +14,6 @@ from llmrun.models.modelfile import NO_MODELFILE, Modelfile
 from llmrun.models.registry import resolve
 from llmrun.models.store import other_programs
 from llmrun.protocol.messages import Message
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return lonely_home(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.model_disk import NEW, OLD, REPOSITORY, age, lonely_home, put, put_lm_studio, put_ollama, settings, tree
+from support.model_disk import NEW, OLD, REPOSITORY, age, put, put_lm_studio, put_ollama, settings, tree
 
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.store import other_programs
@@ -22,8 +22,7 @@ pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    lonely_home(tmp_path / "home", monkeypatch)
+def store(home: Path, tmp_path: Path) -> Store:
     return Store(settings(tmp_path / "hub"))
 
 

@@ -8,16 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.model_disk import NEW, OLD, REPOSITORY, lonely_home, put, put_lm_studio, put_ollama, settings
+from support.model_disk import NEW, OLD, REPOSITORY, put, put_lm_studio, put_ollama, settings
 
 from llmrun.models.registry import ModelSpec, load_catalogue
 from llmrun.models.store.store import Store, all_models
 from llmrun.models.store.use import forget_use, last_used, using
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return lonely_home(tmp_path / "home", monkeypatch)
 
 
 @pytest.fixture
@@ -126,8 +121,7 @@ def test_two_files_of_the_same_quant_have_two_names(store: Store) -> None:
     assert store.find(spec(quant="Q4_0")).filename == "a-Q4_0.gguf"  # type: ignore[union-attr]
 
 
-def test_when_a_model_was_used(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
+def test_when_a_model_was_used(store: Store, tmp_path: Path) -> None:
     path = put(store, "tiny-Q4_0.gguf")
     os.utime(path, (2_000, 1_000))  # its access time means nothing
     assert (store.installed()[0].modified, last_used(path)) == (1_000, 0)

@@ -7,6 +7,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import struct
 import termios
 from collections.abc import Callable
@@ -42,6 +43,7 @@ INSTALLED = [
     installed("日本\x1b[2J\nx", 4_700_000_000, "Q4_K_M", "[bold]owner[/foo]/array"),
 ]
 AGES = {INSTALLED[0].path: 7200.0, INSTALLED[1].path: 0.0}
+FINDINGS = [Finding("memory", "ok", "24 GB"), Finding("threads", "problem", "busy", "llmrun run -t 1")]
 DAMAGED = VerificationResult(installed("a.gguf", 5, ""), "damaged", "its sha256 is wrong")
 
 
@@ -69,16 +71,6 @@ def terminal(**environment: str) -> Output:
 def written(output: Output) -> str:
     assert isinstance(output.stdout, io.StringIO)
     return output.stdout.getvalue()
-
-
-def test_installed_in_a_pipe() -> None:
-    output = pipe()
-    show_installed(output, INSTALLED, AGES)
-    assert written(output) == (
-        "NAME             SIZE  QUANT   USED         WHERE\n"
-        "smollm2:135m  98.9 MB  Q4_1    2 hours ago  hub cache\n"
-        "日本 x         4.7 GB  Q4_K_M  just now     [bold]owner[/foo]/array\n"
-    )
 
 
 def test_installed_on_a_terminal() -> None:
@@ -138,16 +130,6 @@ def test_ago(seconds: float, words: str) -> None:
     assert ago(seconds) == words
 
 
-def test_search_results() -> None:
-    output = pipe()
-    show_matches(output, [Match("a/b", 12345, 6, "2026-10-01", True), Match("c/d", 1, 0, "", False)])
-    assert written(output) == (
-        "REPOSITORY  DOWNLOADS  LIKES  UPDATED     ACCESS\n"
-        "a/b            12,345      6  2026-10-01  terms to accept\n"
-        "c/d                 1      0\n"
-    )
-
-
 def test_no_colour_on_a_terminal_that_wants_none() -> None:
     output = terminal(NO_COLOR="1")
     show_installed(output, INSTALLED, AGES)
@@ -178,39 +160,6 @@ def test_units_of_records_stay_as_they_are() -> None:
     assert written(output).split() == ["Q8_0", "ram", "MB", "9,", "size", "GB", "1"]
 
 
-def test_a_terminal_too_narrow_for_a_table_gets_records() -> None:
-    output = terminal(NO_COLOR="1", COLUMNS="40")
-    show_catalogue(
-        output, [known("qwen3-0.6b", "0.6B", 639_000_000, quant="Q8_0", memory_bytes=10**9, decode_rate=5.0)]
-    )
-    show_matches(output, [Match("somebody/a-long-name-of-a-repository-GGUF", 12345, 6, "2026-10-01", True)])
-    assert written(output).splitlines() == [
-        "qwen3-0.6b",
-        "  parameters 0.6B, size 639.0 MB,",
-        "  memory 4k 1.0 GB, tokens/s 5.0, here",
-        "somebody/a-long-name-of-a-repository-GGUF",
-        "  downloads 12,345, likes 6, 2026-10-01,",
-        "  terms to accept",
-    ]
-
-
-def test_catalogue() -> None:
-    output = pipe()
-    rows = [
-        known("smollm2", "135M", 98_362_432, quant="Q4_1", memory_bytes=264_000_000),
-        known(
-            "mistral-7b", "7B", 4_000_000_000, quant="Q4_K_M", installed=False, fits_now=False,
-            memory_bytes=5 * 10**9, decode_rate=5.0, is_exact=False, agents=False,
-        ),
-    ]  # fmt: skip
-    show_catalogue(output, rows)
-    assert written(output) == (
-        "NAME        PARAMETERS     SIZE  MEMORY 4k  TOKENS/S  HERE     QUANT   AGENTS    LICENCE\n"
-        "smollm2           135M  98.4 MB   264.0 MB            yes      Q4_1              MIT\n"
-        "mistral-7b          7B   4.0 GB    ~5.0 GB      ~5.0  not now  Q4_K_M  too weak  MIT\n"
-    )
-
-
 @pytest.mark.parametrize(("columns", "left_out"), [(80, "QUANT AGENTS LICENCE"), (100, "LICENCE"), (130, "")])
 def test_the_built_in_list_fits_what_fits_comes_first_and_then_the_larger_one(columns: int, left_out: str) -> None:
     rows = [
@@ -233,28 +182,10 @@ def test_the_built_in_list_fits_what_fits_comes_first_and_then_the_larger_one(co
     assert (lines[2][23:35].strip(), lines[2][46:56].strip()) == ("2B of 4.7B", "~640 MB")
 
 
-def test_facts_have_no_heading() -> None:
-    output = pipe()
-    show_facts(output, [("context", 8192), ("template", True), ("name", "a\x07b")])
-    assert written(output) == "context   8,192\ntemplate  yes\nname      ab\n"
-
-
-def test_findings_with_their_hints() -> None:
-    findings = [Finding("memory", "ok", "24 GB"), Finding("threads", "problem", "busy", "llmrun run -t 1")]
-    output = pipe()
-    show_findings(output, findings)
-    assert written(output) == (
-        "ok       memory   24 GB\nproblem  threads  busy\n                  try: llmrun run -t 1\n"
-    )
+def test_a_problem_is_red() -> None:
     output = terminal()
-    show_findings(output, findings)
+    show_findings(output, FINDINGS)
     assert "\x1b[1;31mproblem" in written(output)
-
-
-def test_empty_table_is_its_heading() -> None:
-    output = pipe()
-    show_table(output, [Column("A"), Column("B")], [])
-    assert written(output) == "A  B\n"
 
 
 BENCHED = BenchRow(
@@ -318,6 +249,38 @@ TABLES: dict[str, Callable[[Output], None]] = {
         ],
     ),
 }  # fmt: skip
+
+
+SCREENS: dict[str, Callable[[Output], None]] = {
+    **TABLES,
+    "list, untrusted": lambda output: show_installed(output, INSTALLED, AGES),
+    "list --all, figures": lambda output: show_catalogue(
+        output,
+        [
+            known("smollm2", "135M", 98_362_432, quant="Q4_1", memory_bytes=264_000_000),
+            known(
+                "mistral-7b", "7B", 4_000_000_000, quant="Q4_K_M", installed=False, fits_now=False,
+                memory_bytes=5 * 10**9, decode_rate=5.0, is_exact=False, agents=False,
+            ),
+        ],
+    ),
+    "search, two": lambda output: show_matches(
+        output, [Match("a/b", 12345, 6, "2026-10-01", True), Match("c/d", 1, 0, "", False)]
+    ),
+    "show, untrusted": lambda output: show_facts(output, [("context", 8192), ("template", True), ("name", "a\x07b")]),
+    "doctor, hints": lambda output: show_findings(output, FINDINGS),
+    "nothing": lambda output: show_table(output, [Column("A"), Column("B")], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_every_table_is_shown_as_before(name: str, golden: Callable[[str, str], None]) -> None:
+    widths = {"a pipe": pipe()}
+    widths |= {f"{columns} columns": terminal(NO_COLOR="1", COLUMNS=str(columns)) for columns in (40, 80, 120)}
+    for output in widths.values():
+        SCREENS[name](output)
+    file = re.sub("[^a-z]+", "-", name)
+    golden(f"screens/{file}.txt", "".join(f"=== {width}\n{written(output)}" for width, output in widths.items()))
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
