@@ -20,7 +20,7 @@ from llmrun.protocol.speculation import AttentionTime, Speculation, StepsMeasure
 
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
-LOAD = Load("/tiny.gguf", 512, 512, threads=4)
+LOAD = Load("/tiny.gguf", 512, threads=4)
 HYBRID = {
     "general.architecture": "qwen35",
     "qwen35.block_count": 4,

@@ -63,12 +63,10 @@ REQUEST = Generate(
 )
 FRAMES: list[Frame] = [
     StepsMeasured(5, (StepTime(1, 300, 0.01), StepTime(4, 300, 0.02))),
-    Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
+    Load("/m.gguf", n_ctx=4096),
     Load(
         "/\udcff\udc80.gguf",
         1,
-        2,
-        True,
         True,
         "/kv",
         2**32,
@@ -84,7 +82,7 @@ FRAMES: list[Frame] = [
         mmap=False,
         cpu_experts=(0, 1),
     ),
-    Load("/m.gguf", 4096, 512, n_seq_max=8, n_cells=9000, n_parked=16),
+    Load("/m.gguf", 4096, n_seq_max=8, n_cells=9000, n_parked=16),
     Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
     JobUpdate(8, {"done": 0.5}),
     JobDone(8, {}),

@@ -419,12 +419,6 @@ class Engine:
 
     def _relieve_full_cache(self) -> list[Event]:
         """Free cells before the batch is tried again: the KV cache was full sooner than counted."""
-        n_cells, budget = self._context.n_cells, self._slots.budget
-        if n_cells < budget.n_cells:  # it could not grow to its planned size
-            budget.n_cells = n_cells
-            self._window = min(self._window, self._context.n_ctx, n_cells)
-            outgrown = [sequence for sequence in self._active if len(sequence.tokens) > self._window]
-            return [event for sequence in outgrown for event in self._end_without_cells(sequence)]
         if self._slots.evict():
             return []
         if len(self._active) > 1:

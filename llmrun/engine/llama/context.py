@@ -9,8 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from llmrun import _native
@@ -18,7 +17,6 @@ from llmrun.engine.llama.base import (
     ALLOCATING,
     Aborted,
     CacheFull,
-    ContextLost,
     DecodeError,
     Entry,
     Inputs,
@@ -42,7 +40,7 @@ from llmrun.engine.llama.parameters import (
 from llmrun.engine.llama.prefix_state import prefix_state
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.engine.llama.zeroing import can_note_reads, noting_cleared, zeroes_on_demand
-from llmrun.errors import BadModelError, OutOfMemoryError
+from llmrun.errors import BadModelError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
 from llmrun.protocol.devices import NO_DEVICE, device_names
@@ -52,7 +50,6 @@ from llmrun.protocol.settings import MAX_THREADS
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = -1
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
-_STEP = 256  # cells; the size of a stream is a multiple
 # From 512 cells on, ggml's flash attention gives each thread a part of one token's cells, and adds the parts up in half
 # precision; llama.cpp computes over multiples of 256 cells. Our own kernels add in one order.
 _SPLIT_FROM = 256
@@ -70,10 +67,8 @@ _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 class LlamaContext:
     """base.Context over llama.cpp.
 
-    On a device, the KV cache is allocated whole. On a processor, a window of 128k tokens takes its gigabytes only when
-    they are used, and loading does not wait for their zeroing: with Linux, the whole cache has addresses at once and
-    memory on use, see zeroing.py. Elsewhere, and without flash attention, where a token's values are on many pages, it
-    starts small and doubles when it is full.
+    The KV cache is allocated whole. On Linux, and in the machine's own memory, it takes memory on use, see zeroing.py:
+    a window of 128k tokens takes its gigabytes only when they are used, and loading does not wait for their zeroing.
 
     If there are cells for a whole window of each sequence, each has a stream of its own, so that attention skips the
     cells of the others, which makes steps of several rows faster. If there are fewer, all sequences share one pool, in
@@ -134,12 +129,12 @@ class LlamaContext:
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
-        self._open(self._initial_room())
+        self._create()
         empty = _MAGIC.size + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
             self.close()  # not the plain cache whose format _state() converts
             self._set_layout(has_streams=False)
-            self._open(self._initial_room())
+            self._create()
         self._positions = Positions()
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
@@ -200,7 +195,7 @@ class LlamaContext:
     def max_draft(self) -> int:
         return self._rollback.most if self._rollback is not None else self.n_outputs - 1
 
-    # ---- creation and growth ----
+    # ---- creation ----
 
     def _set_layout(self, *, has_streams: bool) -> None:
         """Decide whether sequences share one pool, or have streams and copy prefixes, or share nothing."""
@@ -210,48 +205,22 @@ class LlamaContext:
         self.shares = self.unified or (can_share and has_streams)
 
     @property
-    def _max_room(self) -> int:
-        """Cells that the cache may grow to: of all sequences together, or of each."""
-        return self.n_cells if self.unified else self.n_ctx
-
-    @property
     def _is_streamed(self) -> bool:
         """Each sequence has a stream, and prefixes are copied."""
         return self.shares and not self.unified
 
-    def _initial_room(self) -> int:
-        """Return the initial number of cells: of all sequences together, or of each."""
-        start = max(self._load.n_ctx_start, self.n_batch)
-        if self.on_device or (self.n_seq_max > 1 and not self.shares):
-            return self._max_room
-        if self._is_streamed:
-            return min(_rounded(-(-start // self.n_seq_max)), self.n_ctx)
-        return min(start, self._max_room)
-
-    @property
-    def _takes_memory_on_use(self) -> bool:
-        """The KV cache is in the machine's own memory, and a token's cells are on few of its pages."""
-        return not self.on_device and self._load.flash_attention != "off" and zeroes_on_demand()
-
-    def _open(self, room: int) -> None:
-        """Create the llama_context with `room` cells, or all if only used ones take memory.
+    def _create(self) -> None:
+        """Create the llama_context.
 
         Raises:
             OutOfMemoryError: the context does not fit.
             UsageError: a KV type does not suit the model.
         """
-        if room < self._max_room and self._takes_memory_on_use:
-            with suppress(OutOfMemoryError):  # of addresses, which may be limited
-                self._create(self._max_room)
-                return
-        self._create(room)
-
-    def _create(self, room: int) -> None:
         llama, load = self._llama, self._load
         check_kv_types(self.model, load)
         params = context_parameters(llama, load)
+        room = self.n_cells if self.unified else load.n_ctx
         params.n_ctx = room if self.unified else room * load.n_seq_max
-        # Parked ids need to count: sequences beyond llama.cpp's n_seq_max are lost when the state moves.
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
         params.kv_unified = self.unified
@@ -266,7 +235,9 @@ class LlamaContext:
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         self.model.buffer_log.begin_context(llama, verbose=load.verbose)
-        with noting_cleared() as cleared:
+        if not self.on_device:
+            zeroes_on_demand()
+        with ALLOCATING, noting_cleared() as cleared:
             context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise out_of_memory(load, room, self.model.buffer_log.failed)
@@ -274,55 +245,13 @@ class LlamaContext:
         if not memory and self._needs_memory:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
-        self._pointer, self._memory, self._room = context, memory, room
+        self._pointer, self._memory = context, memory
         llama.llama_set_n_threads(context, *self.n_threads)
         self._kv_buffers = [*filter(can_note_reads, cleared)]  # a stream's first cells can be copied without the others
         if self._rollback is not None:
             self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
-            self._rollback.moved()
         if self._adapters:
             self._set_adapters()
-        if self.heads is not None:
-            self.heads.switch(context, on=self.heads.is_on)
-
-    def _rebuild(self, room: int) -> None:
-        """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
-
-        Raises:
-            OutOfMemoryError: the new context does not fit; the old one is restored.
-            DecodeError: llama.cpp can't move the state; the old context is restored.
-        """
-        before = self._room
-        try:
-            state = self._whole_state()
-        except MemoryError:
-            raise OutOfMemoryError("there is no memory to move the KV cache") from None
-        self._llama.llama_free(self._pointer)
-        try:
-            self._open(room)
-            self._put_whole_state(state)
-        except (OutOfMemoryError, DecodeError) as failure:
-            if isinstance(failure, DecodeError):
-                self._llama.llama_free(self._pointer)
-            # If restoring fails too, the content of the cache is unknown: the process has to end.
-            try:
-                self._open(before)
-                self._put_whole_state(state)
-            except (OutOfMemoryError, DecodeError) as error:
-                raise ContextLost("the KV cache is lost") from error
-            raise
-
-    def _put_whole_state(self, state: bytearray) -> None:
-        if self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) != len(state):
-            raise DecodeError("llama.cpp could not move the KV cache into another context")
-
-    def _whole_state(self) -> bytearray:
-        """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
-        llama = self._llama
-        state = bytearray(llama.llama_state_get_size(self._pointer))
-        if llama.llama_state_get_data(self._pointer, bytes_of(state), len(state)) != len(state):
-            raise DecodeError("llama.cpp could not read out the KV cache")
-        return state
 
     # ---- computation ----
 
@@ -342,14 +271,12 @@ class LlamaContext:
             self.heads.adapt(pointers, count, scales)
 
     def decode(self, batch: Inputs) -> None:
-        """Decode as base.Context.decode(); unless cells are shared, raise OutOfMemoryError if the cache can't grow."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
         status = self._batch.decode(self._pointer)
         self._forget_pending()
-        while status == _NO_ROOM:
-            self._make_room(self._batch.n_tokens)
-            status = self._batch.decode(self._pointer)
+        if status == _NO_ROOM:
+            raise CacheFull
         failure = self._failure_of(status)
         if self._rollback is not None:
             self._record(batch, is_failed=failure is not None)
@@ -386,15 +313,13 @@ class LlamaContext:
         return DecodeError(message, why=f"status {status}") if status else None
 
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
-        run = partial(
-            self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device
+        status, n_steps, failed, steps = self._batch.run(
+            self._pointer, self.vocabulary.pointer, rows, limit, overlaps=self.on_device
         )
-        status, n_steps, failed, steps = run(self._pointer)
-        while status == _NO_ROOM and not n_steps:
-            self._make_room(len(rows))
-            status, n_steps, failed, steps = run(self._pointer)  # the cache may have moved
         self._forget_pending()
-        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
+        if status == _NO_ROOM and not n_steps:
+            raise CacheFull
+        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run raises CacheFull
         if self._rollback is not None:
             sequences = [row.entry.sequence_id for row in rows]
             self._rollback.decoded(sequences, n_ubatch=0)
@@ -408,30 +333,6 @@ class LlamaContext:
         self.synchronize()
         if self._failures:
             raise self._failures.pop()
-
-    def _make_room(self, n_tokens: int) -> None:
-        """Double the cache.
-
-        Raises:
-            CacheFull: the cache has reached its limit, or the memory its end; other sequences could free cells.
-            OutOfMemoryError: there is no more memory, and no other sequence that could free cells.
-        """
-        if self._room >= self._max_room:
-            raise CacheFull
-        try:
-            with ALLOCATING:
-                self._rebuild(min(self._max_room, max(2 * self._room, _rounded(self._room + n_tokens))))
-        except OutOfMemoryError:
-            if not self.shares:
-                raise
-            self.n_ctx = min(self.n_ctx, self._room)
-            self.n_cells = self._room if self.unified else self._room * self.n_seq_max
-            raise CacheFull from None
-
-    @property
-    def room(self) -> int:
-        """Cells that the KV cache has now: of all sequences together, or of each."""
-        return self._room
 
     @property
     def predicts(self) -> bool:
@@ -645,15 +546,9 @@ class LlamaContext:
             return False
         self.forget(sequence_id, 0)
         target, saved = SavedHeads.split(state)
-        while not self._put_state(sequence_id, target):
+        if not self._put_state(sequence_id, target):
             self.forget(sequence_id, 0)
-            used = self._used() if self.unified else 0
-            if self._room >= min(self._max_room, used + n_tokens) or self._shifted:
-                return False
-            try:
-                self._make_room(n_tokens)
-            except (CacheFull, OutOfMemoryError, DecodeError):
-                return False
+            return False
         if self.heads is not None:
             self.heads.restore(sequence_id, saved)
         return True
@@ -671,10 +566,6 @@ class LlamaContext:
         # What is left is some of the zeros.
         return bool(n_read) and len(state) - n_read <= 2 * len(_OTHER_STREAMS) and not any(state[n_read:])
 
-    def _used(self) -> int:
-        """Return the maximum number of cells in use: shared cells count for each sequence."""
-        return sum(map(self._length, range(self.n_seq_max + self.n_parked)))
-
     def _length(self, sequence_id: int) -> int:
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
         return self._positions.n_tokens(sequence_id, last + 1)
@@ -684,7 +575,3 @@ def _is_on_device(load: Load) -> bool:
     """Return whether layers, and with them their KV cache, are computed by a GPU or another machine."""
     has_gpus = load.gpu_layers and device_names(load.device) != (NO_DEVICE,) and gpus()
     return bool(load.workers or has_gpus)
-
-
-def _rounded(cells: int) -> int:
-    return -(-cells // _STEP) * _STEP

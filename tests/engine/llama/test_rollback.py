@@ -42,7 +42,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def opened(model: LlamaModel, **settings: Any) -> Any:
     options = {"n_batch": 64, "n_rollback": MOST, **settings}
-    return closing(LlamaContext(model, Load(model.path, N_CTX, options.pop("n_ctx_start", N_CTX), **options)))
+    return closing(LlamaContext(model, Load(model.path, N_CTX, **options)))
 
 
 def decode(context: LlamaContext, rows: dict[int, tuple[int, list[int]]]) -> dict[int, Any]:
@@ -155,12 +155,12 @@ def test_after_an_aborted_batch_a_sequence_has_to_be_replaced(model: LlamaModel)
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_done_each_sequence_has_the_state_of_its_tokens(model: LlamaModel, seed: int) -> None:
-    """Batches of unequal lengths, rollbacks, copies, saved states, checkpoints, and growth in random order."""
+    """Batches of unequal lengths, rollbacks, copies, saved states and checkpoints in random order."""
     draws = random.Random(seed)
     texts: dict[int, list[int]] = {sequence: [] for sequence in range(3)}
     checkpoints: dict[int, tuple[int, bytearray]] = {}
     states: list[tuple[list[int], bytearray]] = []
-    with opened(model, n_seq_max=3, n_ctx_start=64, n_cells=N_CTX) as context:
+    with opened(model, n_seq_max=3, n_cells=N_CTX) as context:
         for _ in range(30):
             chosen = draws.sample(range(3), draws.randint(1, 3))
             length = draws.choice((0, 1, 2, 3, 4, 9))
@@ -276,7 +276,7 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     loaded.close()
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}, {"n_ctx_start": 64}], ids=repr)
+@pytest.mark.parametrize("settings", [{}, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}], ids=repr)
 @pytest.mark.parametrize("n_sequences", [1, 4])
 def test_drafts_of_a_hybrid_change_no_answer(clear: LlamaModel, n_sequences: int, settings: dict[str, Any]) -> None:
     prompts = [clear.vocabulary.tokenize(text, special=False) for text in PROMPTS[:n_sequences]]
