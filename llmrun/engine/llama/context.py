@@ -26,6 +26,7 @@ from llmrun.engine.llama.base import (
 )
 from llmrun.engine.llama.batch import LlamaBatch, Positions
 from llmrun.engine.llama.devices import gpus
+from llmrun.engine.llama.followers import Follower
 from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
@@ -121,7 +122,8 @@ class LlamaContext:
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
         n_rollback = 0 if watch or model.sliding_window else load.n_rollback
-        self._rollback = Rollback(n_rollback) if model.is_recurrent else None
+        n_ubatch = min(load.n_ubatch, load.n_batch)
+        self._rollback = Rollback(n_rollback, n_ubatch) if model.is_recurrent else None
         verified = _MAX_VERIFIED if self.cuts or n_rollback else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self.heads: PredictionHeads | None = None
@@ -136,6 +138,7 @@ class LlamaContext:
             self._set_layout(has_streams=False)
             self._create()
         self._positions = Positions()
+        self._followers: list[Follower] = [self._positions, *([self._rollback] if self._rollback is not None else [])]
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
@@ -167,15 +170,17 @@ class LlamaContext:
             model: of a file with nothing but heads; None for the model's own.
         """
         n_cells = self.n_cells if self.unified else self.n_ctx * self.n_seq_max
-        self.heads = PredictionHeads(model or self.model, self._load, self.n_seq_max + self.n_parked, n_cells)
+        n_sequences = self.n_seq_max + self.n_parked
+        self.heads = PredictionHeads(model or self.model, self._load, self._pointer, n_sequences, n_cells)
+        self._followers.append(self.heads)
         if self._adapters:
             self._set_adapters()
         return self.heads
 
     def switch_heads(self, *, on: bool) -> None:
         """Have the heads follow this context from now on, or not."""
-        if self.heads is not None and self.heads.is_on != on:
-            self.heads.switch(self._pointer, on=on)
+        if self.heads is not None:
+            self.heads.switch(on=on)
 
     def can_use_heads(self, sequence_id: int) -> bool:
         """Return whether the heads can draft after a sequence, i.e. know the hidden state of its last token."""
@@ -278,33 +283,27 @@ class LlamaContext:
         if status == _NO_ROOM:
             raise CacheFull
         failure = self._failure_of(status)
-        if self._rollback is not None:
-            self._record(batch, is_failed=failure is not None)
+        if isinstance(batch, (list, Sequence)):
+            self._note_decoded(self._positions.of_entries(batch), failure, is_batch=True)
+        else:
+            self._note_decoded([Entry(0, 0, batch.sequence_id, False)], failure, is_batch=False)
         if self._callback is not None:
             self._raise_failure()
         if failure is not None:
             raise failure
-        if self.heads is not None and self.heads.is_on:
-            if isinstance(batch, (list, Sequence)):
-                self.heads.record(self._pointer, self._positions.of_entries(batch))
-            else:
-                self.heads.lose([batch.sequence_id])
 
     def _forget_pending(self) -> None:
         """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""
         self._shifted.clear()
         self._copying.clear()
 
-    def _record(self, batch: Inputs, *, is_failed: bool) -> None:
-        assert self._rollback is not None
-        if isinstance(batch, (list, Sequence)):
-            sequences, n_ubatch = [entry.sequence_id for entry in batch], min(self._load.n_ubatch, self._load.n_batch)
-        else:
-            sequences, n_ubatch = [batch.sequence_id], 0
-        if is_failed:
-            self._rollback.failed(sequences)
-        else:
-            self._rollback.decoded(sequences, n_ubatch)
+    def _note_decoded(self, entries: Sequence[Entry], failure: Exception | None, *, is_batch: bool) -> None:
+        """Tell the followers of a decode call; if it failed, rows that were not of one batch were perhaps decoded."""
+        for follower in self._followers:
+            if failure is None or not is_batch:
+                follower.decoded(entries, is_batch=is_batch)
+            if failure is not None:
+                follower.lost(entry.sequence_id for entry in entries)
 
     def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
@@ -320,13 +319,7 @@ class LlamaContext:
         if status == _NO_ROOM and not n_steps:
             raise CacheFull
         failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run raises CacheFull
-        if self._rollback is not None:
-            sequences = [row.entry.sequence_id for row in rows]
-            self._rollback.decoded(sequences, n_ubatch=0)
-            if failure is not None:
-                self._rollback.failed(sequences)
-        if self.heads is not None:
-            self.heads.lose(row.entry.sequence_id for row in rows)
+        self._note_decoded([row.entry for row in rows], failure, is_batch=False)
         return Run(steps, failed, failure)
 
     def _raise_failure(self) -> None:
@@ -363,18 +356,19 @@ class LlamaContext:
         if self._memory:
             self._llama.llama_memory_clear(self._memory, False)
         self._forget_pending()
-        self._positions.clear()
-        if self._rollback is not None:
-            self._rollback.clear()
-        if self.heads is not None:
-            self.heads.clear()
+        for sequence_id in range(self.n_seq_max + self.n_parked):
+            self._note_cut(sequence_id, 0, 0, 0)
+
+    def _note_cut(self, sequence_id: int, start: int, position: int, n_dropped: int) -> None:
+        for follower in self._followers:
+            follower.cut(sequence_id, start, position, n_dropped)
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
         if position is None or start == 0:
             return start == 0
         n_dropped = self._n_positions(sequence_id) - position
-        if self._rollback is not None and not self._rollback.can_drop(sequence_id, n_dropped):
+        if not all(follower.can_cut(sequence_id, n_dropped) for follower in self._followers):
             return False
         window = self.model.sliding_window  # all of it has to be cached
         return n_dropped <= 0 or not window or self._first(sequence_id) <= max(0, position - window + 1)
@@ -386,13 +380,7 @@ class LlamaContext:
         n_dropped = self._n_positions(sequence_id) - position
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
-            self._positions.cut(sequence_id, start)
-            if self.heads is not None:
-                self.heads.cut(sequence_id, position)
-            if self._rollback is not None:
-                self._rollback.dropped(sequence_id, n_dropped)
-                if start == 0:
-                    self._rollback.replaced(sequence_id)
+            self._note_cut(sequence_id, start, position, n_dropped)
         return is_removed
 
     def _n_positions(self, sequence_id: int) -> int:
@@ -412,38 +400,31 @@ class LlamaContext:
             return False
         llama.llama_memory_seq_add(memory, sequence_id, end, _TO_THE_END, start - end)
         self._shifted.add(sequence_id)
-        if self.heads is not None:
-            self.heads.lose([sequence_id])
+        self._note_cut(sequence_id, start, start, end - start)
         return True
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         if not self.shares or source in self._shifted:
             return False
-        if self.unified or self.on_device:
-            if not self._copy_shared(source, target):
-                return False
-            if not self.unified:
-                self._copying.add(target)
-        elif not self._copy_stream(source, target, length):
-            return False
-        self._positions.copy(source, target)
-        if self.heads is not None:
-            self.heads.copy(source, target)
-        if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
-            return True
+        is_whole = self.unified or self.on_device
+        if self._copy_whole(source, target) if is_whole else self._copy_stream(source, target, length):
+            for follower in self._followers:
+                follower.copied(source, target)
+            if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
+                return True
         self.forget(target, 0)
         return False
 
-    def _copy_shared(self, source: int, target: int) -> bool:
-        """Let two sequences share their cells."""
-        rollback = self._rollback
+    def _copy_whole(self, source: int, target: int) -> bool:
+        """Have llama.cpp let two sequences share their cells, or copy a stream with the next decode."""
         # llama.cpp would give the target the state without the rollback.
-        state = self._checkpoint(source) if rollback is not None and rollback.is_pending(source) else None
+        is_pending = self._rollback is not None and self._rollback.is_pending(source)
+        state = self._checkpoint(source) if is_pending else None
         if state is not None and not state:
             return False
         self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
-        if rollback is not None:
-            rollback.copied(source, target)
+        if not self.unified:
+            self._copying.add(target)
         return state is None or self._put_checkpoint(target, state)
 
     def n_copied(self, source: int, length: int) -> int:
@@ -467,11 +448,24 @@ class LlamaContext:
         return bool(llama.llama_state_seq_set_data(self._pointer, state, len(state), target) == len(state))
 
     def checkpoint(self, sequence_id: int) -> bytearray:
-        state = self._checkpoint(sequence_id)
-        return self.heads.saved(sequence_id, is_whole=False).appended_to(state) if self.heads is not None else state
+        return self._with_saved(sequence_id, self._checkpoint(sequence_id), is_whole=False)
+
+    def _with_saved(self, sequence_id: int, state: bytearray, *, is_whole: bool) -> bytearray:
+        """Return a state with what the followers save, unless it is empty."""
+        for part in self._saved(sequence_id, is_whole=is_whole) if state else ():
+            state += part
+        return state
+
+    def _saved(self, sequence_id: int, *, is_whole: bool) -> list[bytes | bytearray | memoryview]:
+        return [part for follower in self._followers for part in follower.saved(sequence_id, is_whole=is_whole)]
+
+    def _can_save(self, sequence_id: int) -> bool:
+        """Return whether a state includes all: it lacks pending shifts and copies, and the positions of images."""
+        is_pending = sequence_id in self._shifted or sequence_id in self._copying
+        return not is_pending and all(follower.can_save(sequence_id) for follower in self._followers)
 
     def _checkpoint(self, sequence_id: int) -> bytearray:
-        if sequence_id in self._shifted or self._positions.differ(sequence_id):
+        if not self._can_save(sequence_id):
             return bytearray()
         llama, where = self._llama, (sequence_id, _PARTIAL)
         state = bytearray(llama.llama_state_seq_get_size_ext(self._pointer, *where))
@@ -480,35 +474,25 @@ class LlamaContext:
 
     def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         state, saved = SavedHeads.split(checkpoint)
-        if not (self._put_checkpoint(sequence_id, state) and self.forget(sequence_id, length)):
+        if not self._put_checkpoint(sequence_id, state):
             return False
-        if self.heads is not None:
-            self.heads.go_back(sequence_id, saved)
-        return True
+        for follower in self._followers:
+            follower.restored(sequence_id, saved, is_whole=False)
+        return self.forget(sequence_id, length)
 
     def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray | memoryview) -> bool:
         source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
-        is_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint)
-        if is_restored and self._rollback is not None:
-            self._rollback.replaced(sequence_id)
-        return bool(is_restored)
+        return bool(self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint))
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
-        if not self._has_state(sequence_id):
-            return bytearray()
-        state = self._state(sequence_id)
-        return self.heads.saved(sequence_id, is_whole=True).appended_to(state) if self.heads is not None else state
-
-    def _has_state(self, sequence_id: int) -> bool:
-        """Return whether a state includes all: it lacks pending shifts and copies, and the positions of images."""
-        is_pending = sequence_id in self._shifted or sequence_id in self._copying
-        return not (is_pending or self._positions.differ(sequence_id))
+        state = self._state(sequence_id) if self._can_save(sequence_id) else bytearray()
+        return self._with_saved(sequence_id, state, is_whole=True)
 
     def state_bytes(self, sequence_id: int) -> int:
         """Return the size of state(), at most: the zeros after it are few."""
         n_bytes = int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id)) + len(_OTHER_STREAMS)
-        return n_bytes + (self.heads.state_bytes(sequence_id) if self.heads is not None else 0)
+        return n_bytes + sum(follower.saved_bytes(sequence_id) for follower in self._followers)
 
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
@@ -523,7 +507,7 @@ class LlamaContext:
         return state
 
     def write_state(self, sequence_id: int, path: Path) -> int | None:
-        if not self._has_state(sequence_id):
+        if not self._can_save(sequence_id):
             return None
         n_bytes = self._llama.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence_id, None, 0)
         if not n_bytes or n_bytes != path.stat().st_size:  # llama.cpp does not say why, nor that closing it failed
@@ -536,8 +520,7 @@ class LlamaContext:
                 file.write(_COUNT.pack(1))
             file.seek(0, os.SEEK_END)
             file.write(_OTHER_STREAMS)
-            if self.heads is not None:
-                file.writelines(self.heads.saved(sequence_id, is_whole=True).parts)
+            file.writelines(self._saved(sequence_id, is_whole=True))
         return start
 
     def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
@@ -549,8 +532,8 @@ class LlamaContext:
         if not self._put_state(sequence_id, target):
             self.forget(sequence_id, 0)
             return False
-        if self.heads is not None:
-            self.heads.restore(sequence_id, saved)
+        for follower in self._followers:
+            follower.restored(sequence_id, saved, is_whole=True)
         return True
 
     def _put_state(self, sequence_id: int, state: memoryview) -> bool:
@@ -561,8 +544,6 @@ class LlamaContext:
         n_read = self._llama.llama_state_seq_set_data(self._pointer, bytes_of(state), len(state), sequence_id)
         if self._is_streamed:
             _COUNT.pack_into(state, _MAGIC.size, 1)
-        if self._rollback is not None:
-            self._rollback.replaced(sequence_id)
         # What is left is some of the zeros.
         return bool(n_read) and len(state) - n_read <= 2 * len(_OTHER_STREAMS) and not any(state[n_read:])
 

@@ -6,6 +6,7 @@ import ctypes
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.heads import SavedHeads
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.protocol.loading import Load
@@ -202,32 +204,37 @@ def test_whatever_is_done_each_sequence_has_the_state_of_its_tokens(model: Llama
 
 
 def test_the_record() -> None:
-    record = Rollback(3)
-    record.decoded([0, 0, 0], 8)
-    assert [record.can_drop(0, n) for n in range(4)] == [True, True, True, False]
-    record.decoded([1, 1, 2, 2], 8)
-    assert not record.can_drop(0, 1), "its snapshots may be left behind"
-    assert record.can_drop(1, 1)
-    assert record.can_drop(2, 1)
-    record.decoded([1, 1, 2, 2], 3)
-    assert not record.can_drop(1, 1), "they are computed in several micro-batches"
-    record.decoded([0, 0, 0, 1], 8)
-    assert not record.can_drop(0, 1)
-    record.decoded([0, 0, 0], 8)
-    record.dropped(0, 1)
+    record = Rollback(3, n_ubatch=9)
+
+    def decoded(*sequence_ids: int, is_batch: bool = True) -> None:
+        record.decoded([Entry(5, 0, sequence_id, False) for sequence_id in sequence_ids], is_batch=is_batch)
+
+    decoded(0, 0, 0)
+    assert [record.can_cut(0, n) for n in range(4)] == [True, True, True, False]
+    decoded(1, 1, 2, 2)
+    assert not record.can_cut(0, 1), "its snapshots may be left behind"
+    assert record.can_cut(1, 1)
+    assert record.can_cut(2, 1)
+    decoded(*[1] * 5, *[2] * 5)
+    assert not record.can_cut(1, 1), "they are computed in several micro-batches"
+    decoded(0, 0, 0, 1)
+    assert not record.can_cut(0, 1)
+    decoded(0, 0, 0)
+    record.cut(0, 2, 2, 1)
     assert record.is_pending(0)
-    assert not record.can_drop(0, 1)
-    record.decoded([0] * 9, 8)
-    assert record.can_drop(0, 3)
+    assert not record.can_cut(0, 1)
+    decoded(*[0] * 10)
+    assert record.can_cut(0, 3)
     assert not record.is_pending(0)
     record.copied(0, 1)
-    assert not record.can_drop(0, 1)
-    record.failed([1])
-    assert not record.can_drop(1, 0)
-    record.replaced(1)
-    assert record.can_drop(1, 0)
-    record.decoded([0, 0], 0)
-    assert not record.can_drop(0, 1)
+    assert not record.can_cut(0, 1)
+    for replace in (partial(record.restored, 1, SavedHeads(), is_whole=True), partial(record.cut, 1, 0, 0, 5)):
+        record.lost([1])
+        assert not record.can_cut(1, 0)
+        replace()
+        assert record.can_cut(1, 0)
+    decoded(0, 0, is_batch=False)
+    assert not record.can_cut(0, 1)
 
 
 # ---- answers ----------------------------------------------------------------------------------------
