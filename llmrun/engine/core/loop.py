@@ -314,7 +314,7 @@ class Engine:
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
             mixed = 0 if all_decode else self._n_mixed(waiting)
             shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
-            if not (all_decode or self._context.unified):
+            if self._context.splits_batches and not all_decode:
                 shares = level(shares, waiting)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
@@ -347,7 +347,7 @@ class Engine:
         if self._throughput:
             return self._context.n_batch
         context = self._context
-        worthwhile = 0 if context.unified else PIECE + len(self._active)
+        worthwhile = PIECE + len(self._active) if context.splits_batches else 0
         return mixed_tokens(self._rate, waiting, worthwhile, on_device=context.on_device)
 
     def _can_run(self) -> bool:
@@ -363,7 +363,7 @@ class Engine:
 
     def _has_drafts(self, n_sequences: int) -> bool:
         """Return whether a batch of `n_sequences` decoding sequences may hold drafts."""
-        return self._drafts and not self._suspects and (n_sequences == 1 or self._context.unified)
+        return self._drafts and not self._suspects and (n_sequences == 1 or not self._context.splits_batches)
 
     @property
     def _has_drafts_together(self) -> bool:

@@ -10,10 +10,10 @@ what is copied for a new sequence takes far less time than the prefill that it s
 Copies in host memory take what the plan has for them, and what it has for cells that were never used: a conversation
 that fills the cache leaves nothing of that. To the disk, a state goes without a copy.
 
-They go to host memory because in a unified KV cache on the processor, every row of a batch reads every used cell, if
-only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If each
-sequence has a stream of its own, there are no more streams than sequences, and a new conversation takes the place of an
-old one.
+They go to host memory because where sequences share cells, every row of a batch on the processor reads every used cell,
+if only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If
+each sequence has cells of its own, no more conversations are cached than there are sequences, and a new one takes the
+place of an old one.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Slots:
         self.saver = states.background_saver() if states is not None else None
         self.cached: dict[int, list[int]] = {slot: [] for slot in range(context.n_seq_max + context.n_parked)}
         self.idle = set(self.cached)
-        self.budget = CellBudget(context.n_cells, has_streams=not context.unified)
+        self.budget = CellBudget(context.n_cells, has_streams=not context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
         self._host_cache = HostPrefixCache(prefixes or ())
         self.checkpoints = Checkpoints(
@@ -149,12 +149,12 @@ class Slots:
 
     def cached_prefix(self, tokens: list[int], salt: Salt) -> int:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
-        live = self._longest(tokens, salt, self.cached if self._context.shares else self.idle)[1]
+        live = self._longest(tokens, salt, self.cached if self._context.can_copy else self.idle)[1]
         return max(live, self._host_cache.longest(tokens, salt)[1])
 
     def difference(self, tokens: list[int], salt: Salt) -> PromptDifference | None:
         """Return the first difference of a prompt from the most similar cached one, for a server's figures."""
-        if not self._context.shares:
+        if not self._context.can_copy:
             return None
         prompts = [(self.cached[slot], self._n_prompt[slot]) for slot in self.cached if self._salts[slot] == salt]
         prompts += [(prefix.tokens, prefix.n_prompt) for prefix in self._host_cache.prefixes if prefix.salt == salt]
@@ -177,11 +177,11 @@ class Slots:
         Args:
             pending: tokens that running sequences still have to prefill.
         """
-        if not self._context.shares:
+        if not self._context.can_copy:
             return True
         source, shared = self._longest(tokens, salt, self.cached)
         busy = {*self.cached} - self.idle
-        if source in busy and not self._context.unified:
+        if source in busy and not self._context.shares_cells:
             shared = 0  # it is copied
         lengths = {} if source in busy else {source: shared}
         used = self.budget.count({*busy, source}, lengths)
@@ -254,14 +254,14 @@ class Slots:
     def offload(self) -> bool:
         """Copy one parked prefix to host memory if that will help, and the engine rests; return whether it did.
 
-        In a pool on the processor, prefixes leave the cache until the remaining ones no longer slow running sequences
+        Where the processor shares cells, prefixes leave the cache until the remaining ones no longer slow running sequences
         down; the last one stays, because its next turn may follow. Else those are copied that the next prompts will
-        evict. From a pool on a device, nothing is copied: its cells lie scattered, and each is a transfer of its own.
+        evict. Where a device shares cells, nothing is copied: they lie scattered, and each is a transfer of its own.
         """
         context = self._context
-        if not self._is_resting or not context.shares or (context.unified and context.on_device):
+        if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):
             return False
-        if context.unified and self.budget.used > _CHEAP_CELLS:
+        if context.shares_cells and self.budget.used > _CHEAP_CELLS:
             for slot in self._parked()[:-1]:
                 freed = self.budget.used - self.budget.count({*self.cached} - {slot})
                 # Otherwise most of its cells are shared: they would stay.
@@ -304,7 +304,7 @@ class Slots:
 
     def _copy_limit(self) -> int:
         """Return how many bytes copies in host memory may take: what the plan has for them, and for unused cells."""
-        scattered = _SCATTERED_BATCHES * self._context.n_batch if self._context.unified else 0
+        scattered = _SCATTERED_BATCHES * self._context.n_batch if self._context.shares_cells else 0
         unused = self.budget.n_cells - self.budget.touched - scattered
         return self._copy_bytes + self._cell_bytes * max(unused, 0)
 
@@ -426,7 +426,7 @@ class Slots:
 
     def _choose(self, tokens: list[int], salt: Salt) -> tuple[int, bool]:
         """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""
-        if not self._context.shares:
+        if not self._context.can_copy:
             return self._longest(tokens, salt, self.idle)[0], False
         source, shared = self._longest(tokens, salt, self.cached)
         if shared and source in self.idle and self._is_next_turn(self.cached[source], self._n_prompt[source], tokens):
@@ -435,7 +435,7 @@ class Slots:
         slot = min(others or self.idle, key=self._cost)
         if slot == source or not shared:
             return slot, False
-        if not self._context.unified and self._longest(tokens, salt, [slot])[1] == shared:
+        if not self._context.shares_cells and self._longest(tokens, salt, [slot])[1] == shared:
             self.truncate(slot, shared)
         elif self._context.n_copied(source, shared) > _MOST_COPIED * shared:
             return slot, False
@@ -454,7 +454,7 @@ class Slots:
             return False
         self.cached[slot], self._salts[slot] = self.cached[source][:length], self._salts[source]
         self.checkpoints.copy(source, slot, length)
-        if self._context.unified:
+        if self._context.shares_cells:
             self.budget.share(source, slot, length)
         else:
             self.budget.append(slot, length)
@@ -477,7 +477,7 @@ class Slots:
 
     def _cost(self, slot: int) -> tuple[int, bool, int, int]:
         """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""
-        runs = 0 if self._context.unified else len(_runs({*self.cached} - self.idle | {slot}))
+        runs = len(_runs({*self.cached} - self.idle | {slot})) if self._context.splits_batches else 0
         return runs, bool(self.cached[slot]), self._last_used[slot], slot
 
     def compact(self) -> list[tuple[int, int]]:
@@ -486,8 +486,8 @@ class Slots:
         Return its old and new slot, or nothing.
         """
         busy = self.cached.keys() - self.idle
-        has_streams = self._context.shares and not self._context.unified
-        self._n_split_steps = self._n_split_steps + 1 if has_streams and max(busy) - min(busy) >= len(busy) else 0
+        can_split = self._context.can_copy and self._context.splits_batches
+        self._n_split_steps = self._n_split_steps + 1 if can_split and max(busy) - min(busy) >= len(busy) else 0
         if self._n_split_steps < _SPLIT_STEPS:
             return []
         runs, self._n_split_steps = sorted(_runs(busy), key=self._n_cached), 0

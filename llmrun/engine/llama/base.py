@@ -240,11 +240,13 @@ class Context(Protocol):
     n_cells: int  # cells of the KV cache in total
     cuts: bool  # forget() can drop the last positions of any sequence
     has_checkpoints: bool  # a part of the memory can't be cut; checkpoint() copies it
-    # A sequence can begin with another one's tokens, and all together have n_cells; else each has n_ctx of its own.
-    shares: bool
-    # Sequences share one pool of cells; else each has its own stream, and only sequences with adjacent ids and equally
-    # many tokens in the batch are computed together.
-    unified: bool
+    # copy() can begin a sequence with another one's tokens, and all have n_cells together; else each has its own n_ctx.
+    can_copy: bool
+    # copy() shares cells, any sequence can use a free one, and each row of a batch reads all that are used; else each
+    # sequence has cells of its own, and copy() copies.
+    shares_cells: bool
+    # Only sequences with adjacent ids and equally many tokens in a batch are computed together.
+    splits_batches: bool
     # The KV cache is in a device's memory, and decode() returns before the device has computed.
     on_device: bool
 
@@ -316,7 +318,7 @@ class Context(Protocol):
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """Give an empty sequence another one's first positions; return False, and leave it empty, if unsupported.
 
-        Nothing is computed. A unified cache shares the cells; otherwise they are copied.
+        Nothing is computed; cells are copied unless they are shared.
 
         Args:
             checkpoint: of the source after `length` tokens, for a memory that can't be cut.

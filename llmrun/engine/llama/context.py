@@ -116,9 +116,9 @@ class LlamaContext:
         has_streams = is_plain and self.n_cells == load.n_ctx * load.n_seq_max
         self._set_layout(has_streams=has_streams)
         # A batch longer than the cache would make llama.cpp abort.
-        self.n_batch = min(load.n_batch, self.n_cells if self.shares else load.n_ctx)
+        self.n_batch = min(load.n_batch, self.n_cells if self.can_copy else load.n_ctx)
         # A recurrent state takes its memory even if unused, and can't be shared in part.
-        self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
+        self.n_parked = load.n_parked if self._is_pool and not model.is_recurrent else 0
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
         n_rollback = 0 if watch or model.sliding_window else load.n_rollback
@@ -169,7 +169,7 @@ class LlamaContext:
         Args:
             model: of a file with nothing but heads; None for the model's own.
         """
-        n_cells = self.n_cells if self.unified else self.n_ctx * self.n_seq_max
+        n_cells = self.n_cells if self._is_pool else self.n_ctx * self.n_seq_max
         n_sequences = self.n_seq_max + self.n_parked
         self.heads = PredictionHeads(model or self.model, self._load, self._pointer, n_sequences, n_cells)
         self._followers.append(self.heads)
@@ -206,13 +206,21 @@ class LlamaContext:
         """Decide whether sequences share one pool, or have streams and copy prefixes, or share nothing."""
         # llama.cpp takes a pool for one window, and would choose the factors of LongRoPE by its size.
         can_share = self.n_seq_max > 1
-        self.unified = can_share and not has_streams and not self.model.rope_depends_on_window
-        self.shares = self.unified or (can_share and has_streams)
+        self._is_pool = can_share and not has_streams and not self.model.rope_depends_on_window
+        self.can_copy = self._is_pool or (can_share and has_streams)
+
+    @property
+    def shares_cells(self) -> bool:
+        return self._is_pool
+
+    @property
+    def splits_batches(self) -> bool:
+        return not self._is_pool
 
     @property
     def _is_streamed(self) -> bool:
         """Each sequence has a stream, and prefixes are copied."""
-        return self.shares and not self.unified
+        return self.can_copy and not self._is_pool
 
     def _create(self) -> None:
         """Create the llama_context.
@@ -224,11 +232,11 @@ class LlamaContext:
         llama, load = self._llama, self._load
         check_kv_types(self.model, load)
         params = context_parameters(llama, load)
-        room = self.n_cells if self.unified else load.n_ctx
-        params.n_ctx = room if self.unified else room * load.n_seq_max
+        room = self.n_cells if self._is_pool else load.n_ctx
+        params.n_ctx = room if self._is_pool else room * load.n_seq_max
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
-        params.kv_unified = self.unified
+        params.kv_unified = self._is_pool
         if self._rollback is not None:  # llama.cpp aborts if they don't fit into a micro-batch beside one more token
             params.n_rs_seq = min(self._rollback.most, max(params.n_ubatch - 2, 0))
         if self._pooling:
@@ -404,9 +412,9 @@ class LlamaContext:
         return True
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
-        if not self.shares or source in self._shifted:
+        if not self.can_copy or source in self._shifted:
             return False
-        is_whole = self.unified or self.on_device
+        is_whole = self._is_pool or self.on_device
         if self._copy_whole(source, target) if is_whole else self._copy_stream(source, target, length):
             for follower in self._followers:
                 follower.copied(source, target)
@@ -423,12 +431,12 @@ class LlamaContext:
         if state is not None and not state:
             return False
         self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
-        if not self.unified:
+        if not self._is_pool:
             self._copying.add(target)
         return state is None or self._put_checkpoint(target, state)
 
     def n_copied(self, source: int, length: int) -> int:
-        if self.unified or self.on_device or not self.shares:
+        if self._is_pool or self.on_device or not self.can_copy:
             return 0
         return length if self._kv_buffers else self._length(source)
 

@@ -97,7 +97,7 @@ def alone_in(n_ctx: int, model: LlamaModel, ids: list[int]) -> Any:
 def test_one_sequence_has_its_whole_window(model: LlamaModel) -> None:
     ids = tokens(1, 900)
     with opened(model, 1024) as context:
-        assert (context.unified, context.n_cells) == (False, 1024)
+        assert (context.shares_cells, context.n_cells) == (False, 1024)
         assert same(read(context, ids), alone(model, ids))
         read(context, tokens(2, 124), 900)
         with pytest.raises(CacheFull):
@@ -107,7 +107,7 @@ def test_one_sequence_has_its_whole_window(model: LlamaModel) -> None:
 def test_several_sequences_share_one_pool(model: LlamaModel) -> None:
     prompts = [tokens(seed, 200 + seed) for seed in range(4)]
     with opened(model, 1024, n_seq_max=4, n_cells=1100) as context:
-        assert (context.unified, context.n_cells, context.n_ctx) == (True, 1100, 1024)
+        assert (context.shares_cells, context.n_cells, context.n_ctx) == (True, 1100, 1024)
         for sequence, prompt in enumerate(prompts):
             read(context, prompt[:-1], 0, sequence)
         context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
@@ -184,7 +184,7 @@ def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
         context.decode(batch)
         found.append(outputs)
     context.close()
-    return found, context.unified
+    return found, context.shares_cells
 
 
 @pytest.mark.parametrize("n_sequences", [2, 4, 8, 16])
@@ -214,7 +214,7 @@ def test_a_copy_goes_on_by_itself(
     monkeypatch.setattr(context_module, "_is_on_device", lambda load: on_device)
     prompt, other = tokens(11, 100), tokens(12, 30)
     with opened(model, STEP, n_seq_max=3, n_cells=n_cells) as context:
-        assert context.unified == (n_cells > 0)
+        assert context.shares_cells == (n_cells > 0)
         read(context, prompt)
         assert context.copy(0, 2, 70)
         assert same(read(context, other, 70, 2), alone(model, prompt[:70] + other))
@@ -261,7 +261,7 @@ def test_sequences_have_streams_if_there_are_cells_for_a_window_of_each(model: L
     prompts = [tokens(seed, 200 + 50 * seed) for seed in range(4)]
     for n_cells in (4 * 1024, 4 * 1024 - STEP):
         with opened(model, 1024, n_seq_max=4, n_cells=n_cells) as context:
-            assert (context.unified, context.shares, context.n_cells) == (n_cells < 4 * 1024, True, n_cells)
+            assert (context.shares_cells, context.can_copy, context.n_cells) == (n_cells < 4 * 1024, True, n_cells)
             for sequence, prompt in enumerate(prompts):
                 read(context, prompt[:-1], 0, sequence)
             context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
@@ -313,7 +313,7 @@ def test_a_copy_between_streams_goes_on_by_itself(model: LlamaModel) -> None:
         assert context.copy(1, 2, 270)
         assert context.forget(1, 0)
         assert same(read(context, other, 270, 2), alone(model, prompt[:270] + other))
-        assert not context.unified
+        assert not context.shares_cells
 
 
 @pytest.mark.parametrize("source", [{}, {"n_seq_max": 2, "n_cells": 1024}, {"n_seq_max": 5}])
@@ -357,7 +357,7 @@ def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pyte
         context_module, "_MAGIC", struct.Struct("=I")
     )  # so that the state seems not to be a plain cache's
     with opened(model, 1024, n_seq_max=2) as context:
-        assert context.unified
+        assert context.shares_cells
         assert same(read(context, tokens(28, 300)), alone(model, tokens(28, 300)))
 
 

@@ -83,8 +83,8 @@ def test_a_prefix_of_a_long_stream_is_copied_without_the_rest(
         monkeypatch.setattr(
             context._llama, "llama_state_seq_set_data", lambda *call: (imported.append(call[2]), set_data(*call))[1]
         )
-        assert context.shares
-        assert not context.unified
+        assert context.can_copy
+        assert not context.shares_cells
         for number in (1, 0):  # the first and the last stream
             other = 1 - number
             logits_of(context, long, number)
