@@ -254,9 +254,10 @@ class Slots:
     def offload(self) -> bool:
         """Copy one parked prefix to host memory if that will help, and the engine rests; return whether it did.
 
-        Where the processor shares cells, prefixes leave the cache until the remaining ones no longer slow running sequences
-        down; the last one stays, because its next turn may follow. Else those are copied that the next prompts will
-        evict. Where a device shares cells, nothing is copied: they lie scattered, and each is a transfer of its own.
+        Where the processor shares cells, prefixes leave the cache until the remaining ones no longer slow running
+        sequences down; the last one stays, because its next turn may follow. Else those are copied that the next
+        prompts will evict. Where a device shares cells, nothing is copied: they lie scattered, and each is a transfer
+        of its own.
         """
         context = self._context
         if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):

@@ -414,8 +414,8 @@ class LlamaContext:
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         if not self.can_copy or source in self._shifted:
             return False
-        is_whole = self._is_pool or self.on_device
-        if self._copy_whole(source, target) if is_whole else self._copy_stream(source, target, length):
+        by_llama_cpp = self._is_pool or self.on_device
+        if self._copy_all(source, target) if by_llama_cpp else self._copy_stream(source, target, length):
             for follower in self._followers:
                 follower.copied(source, target)
             if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
@@ -423,7 +423,7 @@ class LlamaContext:
         self.forget(target, 0)
         return False
 
-    def _copy_whole(self, source: int, target: int) -> bool:
+    def _copy_all(self, source: int, target: int) -> bool:
         """Have llama.cpp let two sequences share their cells, or copy a stream with the next decode."""
         # llama.cpp would give the target the state without the rollback.
         is_pending = self._rollback is not None and self._rollback.is_pending(source)
