@@ -208,14 +208,7 @@ class LlamaContext:
         can_share = self.n_seq_max > 1
         self._is_pool = can_share and not has_streams and not self.model.rope_depends_on_window
         self.can_copy = self._is_pool or (can_share and has_streams)
-
-    @property
-    def shares_cells(self) -> bool:
-        return self._is_pool
-
-    @property
-    def splits_batches(self) -> bool:
-        return not self._is_pool
+        self.shares_cells, self.splits_batches = self._is_pool, not self._is_pool
 
     @property
     def _is_streamed(self) -> bool:

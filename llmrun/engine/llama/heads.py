@@ -164,7 +164,7 @@ class PredictionHeads(Follower):
         """Take the hidden states of a batch."""
         if not self.is_on:
             return
-        states = self._functions.get_embeddings(self._target) if is_batch else None
+        states: Any = self._functions.get_embeddings(self._target) if is_batch else None
         address = ctypes.cast(states, ctypes.c_void_p).value
         if not address:
             self._lose(entry.sequence_id for entry in entries)
