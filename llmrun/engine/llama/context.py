@@ -26,8 +26,8 @@ from llmrun.engine.llama.base import (
 )
 from llmrun.engine.llama.batch import LlamaBatch, Positions
 from llmrun.engine.llama.devices import gpus
-from llmrun.engine.llama.followers import Follower
-from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
+from llmrun.engine.llama.followers import Follower, SavedHeads
+from llmrun.engine.llama.heads import PredictionHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.parameters import (

@@ -5,13 +5,47 @@ The context tells every follower of each change that it has made. Must not know 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from llmrun.engine.llama.base import Entry
 
-if TYPE_CHECKING:
-    from llmrun.engine.llama.heads import SavedHeads
+UNKNOWN = -1
+"""Number of positions of which nothing is known."""
+
+# What follows a saved state of the target: a magic number, bytes of the heads' state and of the hidden state before the
+# next token, the heads' first position, and the number of positions.
+_FOOTER = struct.Struct("<8sQQqq")
+_MAGIC = b"LLMRUNH1"
+
+
+class SavedHeads(NamedTuple):
+    """The heads' state of a sequence, as it is saved with the target's state."""
+
+    state: bytearray | memoryview = bytearray()  # from llama.cpp; empty for a checkpoint of the target
+    before: bytes = b""  # hidden state of the last position
+    start: int = 0  # first position with a cell
+    n_positions: int = UNKNOWN
+
+    @property
+    def parts(self) -> tuple[bytearray | memoryview, bytes, bytes]:
+        """What follows the target's state."""
+        footer = _FOOTER.pack(_MAGIC, len(self.state), len(self.before), self.start, self.n_positions)
+        return self.state, self.before, footer
+
+    @classmethod
+    def split(cls, state: bytearray | memoryview) -> tuple[memoryview, SavedHeads]:
+        """Return the target's state, and what follows it, without copies."""
+        state = memoryview(state)
+        end = len(state) - _FOOTER.size
+        if end < 0 or state[end : end + len(_MAGIC)] != _MAGIC:
+            return state, cls()
+        _, n_state, n_before, start, n_positions = _FOOTER.unpack_from(state, end)
+        middle, begin = end - n_before, end - n_before - n_state
+        if begin < 0:
+            return state, cls()
+        return state[:begin], cls(state[begin:middle], bytes(state[middle:end]), start, n_positions)
 
 
 class Follower:

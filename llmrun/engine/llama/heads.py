@@ -10,14 +10,13 @@ Owns that llama_context and what it holds; must not know which drafts are accept
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry
-from llmrun.engine.llama.followers import Follower
+from llmrun.engine.llama.followers import UNKNOWN, Follower, SavedHeads
 from llmrun.engine.llama.library import bytes_of, nextn_functions
 from llmrun.engine.llama.parameters import context_parameters
 from llmrun.errors import OutOfMemoryError
@@ -30,39 +29,6 @@ _TO_THE_END = -1
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _KEPT_ROWS = 16  # the last rows of a sequence that wait: a step with drafts may be cut within them
 _MAX_WAITING = 48
-_UNKNOWN = -1
-# What follows a saved state of the target: a magic number, bytes of the heads' state and of the hidden state before the
-# next token, the heads' first position, and the number of positions.
-_FOOTER = struct.Struct("<8sQQqq")
-_MAGIC = b"LLMRUNH1"
-
-
-class SavedHeads(NamedTuple):
-    """The heads' state of a sequence, as it is saved with the target's state."""
-
-    state: bytearray | memoryview = bytearray()  # from llama.cpp; empty for a checkpoint of the target
-    before: bytes = b""  # hidden state of the last position
-    start: int = 0  # first position with a cell
-    n_positions: int = _UNKNOWN
-
-    @property
-    def parts(self) -> tuple[bytearray | memoryview, bytes, bytes]:
-        """What follows the target's state."""
-        footer = _FOOTER.pack(_MAGIC, len(self.state), len(self.before), self.start, self.n_positions)
-        return self.state, self.before, footer
-
-    @classmethod
-    def split(cls, state: bytearray | memoryview) -> tuple[memoryview, SavedHeads]:
-        """Return the target's state, and what follows it, without copies."""
-        state = memoryview(state)
-        end = len(state) - _FOOTER.size
-        if end < 0 or state[end : end + len(_MAGIC)] != _MAGIC:
-            return state, cls()
-        _, n_state, n_before, start, n_positions = _FOOTER.unpack_from(state, end)
-        middle, begin = end - n_before, end - n_before - n_state
-        if begin < 0:
-            return state, cls()
-        return state[:begin], cls(state[begin:middle], bytes(state[middle:end]), start, n_positions)
 
 
 class _Row(NamedTuple):
@@ -83,7 +49,7 @@ class _Cells:
 
     start: int = 0
     length: int = 0
-    n_positions: int = _UNKNOWN  # that the target has decoded; unknown after a gap
+    n_positions: int = UNKNOWN  # that the target has decoded; unknown after a gap
     newest: int = -1  # token of the last cell, if the target has not decoded it
     before: bytes = b""  # hidden state of the target's last position
     waiting: list[_Row] = field(default_factory=list)
@@ -196,7 +162,7 @@ class PredictionHeads(Follower):
     def _cut(self, sequence_id: int, position: int) -> None:
         """Cut a sequence to the positions before this one."""
         cells = self._cells[sequence_id]
-        if cells.n_positions == _UNKNOWN:
+        if cells.n_positions == UNKNOWN:
             return
         if position <= cells.start:
             self._lose([sequence_id])
@@ -213,7 +179,7 @@ class PredictionHeads(Follower):
     def copied(self, source: int, target: int) -> None:
         self._lose([target])
         found = self._cells[source]
-        if found.n_positions == _UNKNOWN:
+        if found.n_positions == UNKNOWN:
             return
         if found.length > found.start:
             self._llama.llama_memory_seq_cp(self._memory, source, target, found.start, _TO_THE_END)
@@ -230,7 +196,7 @@ class PredictionHeads(Follower):
 
     def _saved(self, sequence_id: int, *, is_whole: bool) -> SavedHeads:
         cells = self._cells[sequence_id]
-        if cells.n_positions == _UNKNOWN:
+        if cells.n_positions == UNKNOWN:
             return SavedHeads()
         state = bytearray()
         if is_whole:
@@ -239,7 +205,7 @@ class PredictionHeads(Follower):
             llama = self._llama
             state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
             del state[llama.llama_state_seq_get_data(self._pointer, bytes_of(state), len(state), sequence_id) :]
-            if self._cells[sequence_id].n_positions == _UNKNOWN:
+            if self._cells[sequence_id].n_positions == UNKNOWN:
                 return SavedHeads()
         return SavedHeads(state, cells.before, cells.start, cells.n_positions)
 
@@ -249,7 +215,7 @@ class PredictionHeads(Follower):
     def _restore(self, sequence_id: int, saved: SavedHeads) -> None:
         """Replace a sequence by what was saved with the target's state."""
         self._lose([sequence_id])
-        if not self.is_on or saved.n_positions == _UNKNOWN or len(saved.before) not in (0, self._row_bytes):
+        if not self.is_on or saved.n_positions == UNKNOWN or len(saved.before) not in (0, self._row_bytes):
             return
         data = saved.state
         n_read = self._llama.llama_state_seq_set_data(self._pointer, bytes_of(data), len(data), sequence_id)
@@ -262,7 +228,7 @@ class PredictionHeads(Follower):
 
     def _go_back(self, sequence_id: int, saved: SavedHeads) -> None:
         """Cut a sequence as the target was cut to a checkpoint."""
-        if saved.n_positions == _UNKNOWN:
+        if saved.n_positions == UNKNOWN:
             return
         self._cut(sequence_id, saved.n_positions)
         cells = self._cells[sequence_id]
@@ -364,7 +330,7 @@ class PredictionHeads(Follower):
         """Remove drafted cells: they hold the head's hidden states, not the target's."""
         for sequence_id in sequences:
             cells = self._cells[sequence_id]
-            if self._drafted.pop(sequence_id, 0) and cells.n_positions != _UNKNOWN:
+            if self._drafted.pop(sequence_id, 0) and cells.n_positions != UNKNOWN:
                 self._llama.llama_memory_seq_rm(self._memory, sequence_id, cells.length, _TO_THE_END)
 
     def logits(self, row: int) -> int:

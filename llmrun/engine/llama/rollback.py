@@ -10,13 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from llmrun.engine.llama.base import Entry
-from llmrun.engine.llama.followers import Follower
-
-if TYPE_CHECKING:
-    from llmrun.engine.llama.heads import SavedHeads
+from llmrun.engine.llama.followers import Follower, SavedHeads
 
 
 class Rollback(Follower):

@@ -11,8 +11,7 @@ from support.random_model import write_random_model
 from llmrun import _native
 from llmrun.engine.llama.base import Aborted, CacheFull, Entry
 from llmrun.engine.llama.context import LlamaContext
-from llmrun.engine.llama.followers import Follower
-from llmrun.engine.llama.heads import SavedHeads
+from llmrun.engine.llama.followers import Follower, SavedHeads
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.loading import Load
 

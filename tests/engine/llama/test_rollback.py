@@ -22,7 +22,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
-from llmrun.engine.llama.heads import SavedHeads
+from llmrun.engine.llama.followers import SavedHeads
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.protocol.loading import Load
