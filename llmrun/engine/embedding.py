@@ -42,7 +42,7 @@ class Embedder:
     def __init__(self, weights: LlamaModel, load: Load) -> None:
         self._weights, self._load = weights, load
         self._context: LlamaContext | None = None
-        self._pooling, self._n_batch = "", 0  # of the context
+        self._pooling, self._n_batch, self._n_cells = "", 0, 0  # of the context
 
     @cached_property
     def _is_encoder(self) -> bool:
@@ -72,8 +72,9 @@ class Embedder:
         lengths = [len(tokens) for tokens in sequences]
         # A causal model's vector of the last token needs no wide batch: the sequence can be decoded in pieces.
         in_pieces = pooling == "last" and not self._is_encoder
-        needed = BATCH_TOKENS if in_pieces else max(BATCH_TOKENS, *lengths)
-        context = self._context_for(pooling, _rounded(min(needed, self.n_ctx)))
+        longest = _rounded(min(max(BATCH_TOKENS, *lengths), self.n_ctx))
+        n_batch = min(longest, _rounded(BATCH_TOKENS)) if in_pieces else longest
+        context = self._context_for(pooling, n_batch, longest)
         vectors: list[bytes] = []
         while len(vectors) < len(lengths):
             most = share.tokens(min(context.n_batch, BATCH_TOKENS))
@@ -107,25 +108,29 @@ class Embedder:
             self._context.close()
             self._context = None
 
-    def _context_for(self, pooling: str, n_batch: int) -> LlamaContext:
-        """Return a context with this batch size: llama.cpp aborts if more than n_ubatch tokens attend to each other."""
-        if self._context is not None and self._pooling == pooling and self._n_batch >= n_batch:
+    def _context_for(self, pooling: str, n_batch: int, n_cells: int) -> LlamaContext:
+        """Return a context with this batch size: llama.cpp aborts if more than n_ubatch tokens attend to each other.
+
+        Args:
+            n_cells: its cells, at least.
+        """
+        is_enough = self._n_batch >= n_batch and self._n_cells >= n_cells
+        if self._context is not None and self._pooling == pooling and is_enough:
             return self._context
         self.close()
         n_seq_max = 1 if self._weights.is_recurrent or self._weights.rope_depends_on_window else BATCH_TEXTS
         load = replace(
             self._load,
-            n_ctx=_rounded(self.n_ctx),
-            n_ctx_start=n_batch,
+            n_ctx=_rounded(self.n_ctx) if self._weights.rope_depends_on_window else n_cells,
             n_batch=n_batch,
             n_ubatch=n_batch,
             n_seq_max=n_seq_max,
-            n_cells=_rounded(self.n_ctx),
+            n_cells=n_cells,
             n_parked=0,
             warm_up=False,
         )
         self._context = LlamaContext(self._weights, load, n_outputs=n_batch, pooling=pooling)
-        self._pooling, self._n_batch = pooling, n_batch
+        self._pooling, self._n_batch, self._n_cells = pooling, n_batch, n_cells
         return self._context
 
 

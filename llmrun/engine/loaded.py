@@ -148,7 +148,6 @@ class LoadedModel:
         return replace(
             self.load,
             n_ctx=max(n_tokens, self.load.n_ctx if self.weights.rope_depends_on_window else 0),
-            n_ctx_start=n_tokens,
             n_batch=n_batch,
             n_ubatch=n_batch,
             n_seq_max=1,
@@ -162,7 +161,7 @@ class LoadedModel:
         if self.engine.busy:
             return ()
         n_ctx = ATTENTION_CELLS
-        load = replace(self.load, n_ctx=n_ctx, n_ctx_start=n_ctx, n_seq_max=1, n_cells=0, n_parked=0)
+        load = replace(self.load, n_ctx=n_ctx, n_seq_max=1, n_cells=0, n_parked=0)
         try:
             with (
                 closing(LlamaContext(self.weights, replace(load, flash_attention="on"))) as on,

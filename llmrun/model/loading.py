@@ -263,7 +263,6 @@ def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
         draft = _with_sequences(load.draft, draft, None)
     return replace(
         load,
-        n_ctx_start=wide.n_ctx_start,
         n_seq_max=wide.n_seq_max,
         n_cells=wide.n_cells,
         n_parked=wide.n_parked,

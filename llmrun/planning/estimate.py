@@ -240,7 +240,7 @@ def _context_estimate(
 ) -> ContextEstimate:
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
     rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
-    needs = memory(facts, n_ctx, kv_type=preferences.kv_type, start=n_ctx, rollback=rollback, heads=heads)
+    needs = memory(facts, n_ctx, kv_type=preferences.kv_type, rollback=rollback, heads=heads)
     split = split_model(facts, needs, n_ctx, hardware, preferences)
     at_end, free = prediction(split, n_ctx), hardware.memory_available
     return ContextEstimate(

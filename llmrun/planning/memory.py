@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from llmrun.protocol.llama_folder import own_kernels_wanted
@@ -31,8 +30,6 @@ KV_BYTES = {type_name: KV_TYPES[type_name][0] for type_name in ("f16", "q8_0")}
 _CHECKPOINT_BYTES = 512 << 20  # limit of all checkpoints, or ...
 _FEWEST_CHECKPOINTS, _MOST_CHECKPOINTS = 8, 32  # ... these of a recurrent state, and of a sequence
 _CONTEXT_STEP = 256  # llama.cpp rounds a context up to this
-_SMALLEST_START = 512  # tokens
-_START_BYTES = 16 << 20  # of KV cache: zeroing that much takes some milliseconds
 _PROCESS_BYTES = 35 << 20  # Python, llama.cpp's and our libraries
 _TOKEN_BYTES = 190  # of llama.cpp's tables for one token of the vocabulary
 _MERGE_BYTES = 210  # of those for one merge
@@ -52,7 +49,6 @@ class Memory:
 
     weights: int  # of the tensors, each once
     kv: int
-    growth: int  # copy of the smaller KV cache while the conversation moves to the last, largest one
     compute: int  # touched part of llama.cpp's scratch memory, which reserves more
     process: int  # everything else
     checkpoints: int = 0  # limit of their bytes, see engine/core/checkpoints.py
@@ -62,7 +58,7 @@ class Memory:
     @property
     def needed(self) -> int:
         """The memory that must be free; otherwise the system swaps or reads the file again and again."""
-        return self.weights + self.kv + self.growth + self.compute + self.process + self.checkpoints + self.copies
+        return self.weights + self.kv + self.compute + self.process + self.checkpoints + self.copies
 
 
 def memory(
@@ -70,7 +66,6 @@ def memory(
     n_ctx: int,
     *,
     kv_type: str = "f16",
-    start: int | None = None,
     used: int | None = None,
     sequences: int = 1,
     parked: int = 0,
@@ -84,20 +79,16 @@ def memory(
     Args:
         n_ctx: context window; the total of several sequences.
         kv_type: a key of KV_BYTES.
-        start: tokens of the first KV cache; None is context_start(). With n_ctx it never grows.
-        used: tokens of the longest conversation; None is the whole context window.
+        used: tokens of the longest conversation, where memory comes on use; None is the whole context window.
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
         rollback, heads: as LoadSettings.n_rollback and draft_heads.
         streams: caches of the same size; with more than one, each sequence has its own.
     """
-    stages = rooms(n_ctx, context_start(header, n_ctx, kv_type) if start is None else start)
     longest = n_ctx if used is None else min(used, n_ctx)
-    last = next(room for room in stages if room >= longest)
-    previous = max((room for room in stages if room < last), default=0)
-    cache = partial(kv_bytes, header, kv_type=kv_type, sequences=sequences + parked, ubatch=ubatch, streams=streams)
-    kv, compute = cache(last), _compute_bytes(header, longest, ubatch)
+    kv = kv_bytes(header, longest, kv_type, sequences=sequences + parked, ubatch=ubatch, streams=streams)
+    compute = _compute_bytes(header, longest, ubatch)
     if heads:
         kv += header.head_cache_bytes(-(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP, KV_BYTES[kv_type])
         # Their logits, and the hidden states of a batch, which are copied to them.
@@ -105,12 +96,11 @@ def memory(
     return Memory(
         weights=header.weight_bytes - (0 if heads else header.head_bytes),
         kv=kv + header.recurrent_bytes * (sequences * (1 + rollback) - 1),
-        growth=cache(previous),
         compute=compute + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
         kv_shares=header.cache_shares(
-            last, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked, streams=streams
+            longest, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked, streams=streams
         ),
     )
 
@@ -150,25 +140,6 @@ def kv_bytes(
 def cell_bytes(header: Header, n_cells: int, kv_type: str = "f16") -> int:
     """Return the bytes that each further cell of a KV cache takes: those of layers without a window."""
     return (kv_bytes(header, 2 * n_cells, kv_type) - kv_bytes(header, n_cells, kv_type)) // n_cells
-
-
-def context_start(header: Header, n_ctx: int, kv_type: str = "f16") -> int:
-    """Return the tokens of the first KV cache: the largest power of two that is allocated within milliseconds.
-
-    The whole window if RoPE depends on it.
-    """
-    if header.rope_depends_on_window:
-        return n_ctx
-    affordable = int(_START_BYTES / max(header.kv_bytes_per_token(KV_BYTES[kv_type]), 1.0))
-    return min(n_ctx, max(_SMALLEST_START, 1 << max(affordable.bit_length() - 1, 0)))
-
-
-def rooms(n_ctx: int, start: int) -> list[int]:
-    """Return the KV cache sizes of a growing conversation in tokens; the last is n_ctx."""
-    sizes = [min(start, n_ctx)]
-    while sizes[-1] < n_ctx:
-        sizes.append(min(2 * sizes[-1], n_ctx))
-    return sizes
 
 
 def _compute_bytes(header: Header, tokens: int, ubatch: int) -> int:

@@ -17,7 +17,6 @@ from llmrun.planning.memory import (
     UBATCH,
     Memory,
     cell_bytes,
-    context_start,
     kernel_types,
     largest_context,
     memory,
@@ -70,7 +69,6 @@ class Plan(LoadSettings):
     """The settings of a load, and the memory that they take."""
 
     n_ctx: int  # context window in tokens, of each sequence
-    n_ctx_start: int  # tokens for which the KV cache has memory at first; it grows with the conversation
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
@@ -91,13 +89,12 @@ class Plan(LoadSettings):
         """One line for --verbose: the choices and their memory."""
         parts = self.memory
         clients = f" for each of {self.n_seq_max}, {self.n_cells:,} in all" if self.n_seq_max > 1 else ""
-        is_whole = self.n_ctx_start == max(self.n_cells, self.n_ctx)
-        start = "its memory is allocated at once" if is_whole else f"memory for {self.n_ctx_start:,} at first"
+        start = "its memory is allocated at once" if not self.cell_bytes else "it takes memory when it is used"
         text = (
             f"plan: context {self.n_ctx:,} tokens{clients} ({start}), "
             f"{self.threads} threads; "
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
-            f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute + parts.growth)}, "
+            f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute)}, "
             f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
             f"{f'copies of conversations {readable_size(parts.copies)}, ' if parts.copies else ''}"
             f"process {readable_size(parts.process)}"
@@ -139,22 +136,18 @@ def make_plan(
     fit, head_notes = _with_heads(_ContextFit(header, hardware, preferences, measured, name, repository))
     n_ctx, context_notes = fit.context()
     n_cells, cell_notes = fit.cells(n_ctx)
-    on_device = fit.is_on_device(n_cells)  # then the KV cache is allocated whole
+    on_device = fit.is_on_device(n_cells)
     usual_batch = max(preferences.micro_batch, DEVICE_BATCH if on_device else UBATCH)
     n_batch = min(preferences.n_batch or usual_batch, n_ctx)
     fit, context_notes = _with_wide_micro_batches(fit, n_ctx, n_cells, n_batch, context_notes)
     threads, thread_notes = _threads(hardware, fit.preferences, on_device=on_device)
-    n_ctx_start = n_ctx if fit.apart > 1 else n_cells if on_device else fit.start(n_cells)
     flash_attention = _flash_attention(fit)
-    grows = flash_attention == "off" or not hardware.kv_on_use
-    n_opened = n_ctx_start * fit.apart if grows else n_cells
-    split, plain = fit.split(n_cells, n_opened), fit.memory(n_cells, n_opened)
+    split, plain = fit.split(n_cells), fit.memory(n_cells)
     where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.micro_batch) if writes_scores else plain
     plan = Plan(
         n_ctx=n_ctx,
-        n_ctx_start=n_ctx_start,
         n_batch=n_batch,
         n_ubatch=fit.preferences.micro_batch,
         gpu_layers=split.gpu_layers,
@@ -168,7 +161,7 @@ def make_plan(
         n_parked=fit.parked,
         n_rollback=fit.rollback,
         draft_heads=fit.heads,
-        draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells, n_opened).needed,
+        draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells).needed,
         checkpoint_bytes=parts.checkpoints,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
@@ -176,10 +169,10 @@ def make_plan(
         gpu_counts=split.gpu_counts,
         gpu_excess=measured.gpu_excess,
         cpu_variant=measured.cpu_variant,
-        gpu_bytes=fit.at_start(n_ctx_start, split).gpu_bytes,
+        gpu_bytes=split.gpu_bytes,
         **{**fit.preferences.as_given, **threads, "flash_attention": flash_attention},
     )
-    return _with_copies(plan, fit, is_on_use=not (on_device or grows))
+    return _with_copies(plan, fit, is_on_use=hardware.kv_on_use and not on_device and flash_attention != "off")
 
 
 def _with_copies(plan: Plan, fit: _ContextFit, *, is_on_use: bool) -> Plan:
@@ -239,7 +232,7 @@ def choose_flash_attention(
         n_ctx, _ = alone.context()  # not the window of one of several, which may be cut to fit
     except OutOfMemoryError:
         return "auto"
-    needed = alone.split(n_ctx, alone.start(n_ctx)).ram + score_bytes(header, n_ctx, preferences.micro_batch)
+    needed = alone.split(n_ctx).ram + score_bytes(header, n_ctx, preferences.micro_batch)
     return (
         "off"
         if scores_fit(header, hardware, n_ctx, preferences.micro_batch) and needed <= hardware.memory_available
@@ -330,11 +323,11 @@ def _with_wide_micro_batches(
     n_ubatch = min(n_batch, DEVICE_BATCH)
     if preferences.n_ubatch is not None or n_ubatch <= preferences.micro_batch:
         return fit, notes
-    split = fit.split(n_cells, n_cells)
+    split = fit.split(n_cells)
     if split.gpu_layers != ALL_LAYERS or len(split.gpu_bytes) != 1:
         return fit, notes
     wide = replace(fit, preferences=replace(preferences, n_ubatch=n_ubatch))
-    wide_split = wide.split(n_cells, n_cells)
+    wide_split = wide.split(n_cells)
     has_room = wide_split.vram - split.vram <= sum(gpu.memory_free for gpu in hardware.gpus) / 10
     if wide_split.gpu_layers != ALL_LAYERS or not has_room:
         return fit, notes
@@ -391,12 +384,11 @@ class _ContextFit:
         limit = min([self.hardware.memory_total, *(gpu.memory_total for gpu in gpus)]) // _ROLLBACK_SHARE
         return _ROLLBACK if _ROLLBACK * copy <= limit else 0
 
-    def memory(self, n_cells: int, start: int) -> Memory:
+    def memory(self, n_cells: int) -> Memory:
         return memory(
             self.header,
             n_cells,
             kv_type=self.preferences.kv_type,
-            start=start,
             sequences=self.preferences.parallel,
             parked=self.parked,
             ubatch=self.preferences.micro_batch,
@@ -405,19 +397,13 @@ class _ContextFit:
             streams=self.apart,
         )
 
-    def split(self, n_cells: int, start: int) -> Split:
+    def split(self, n_cells: int) -> Split:
         excess = dict(self.measured.gpu_excess)
-        return split_model(self.header, self.memory(n_cells, start), n_cells, self.hardware, self.preferences, excess)
-
-    def at_start(self, start: int, split: Split) -> Split:
-        """Return a split when the model is loaded, before the KV cache has grown."""
-        layers, experts = split.gpu_layers, len(split.cpu_experts)
-        preferences = replace(self.preferences, gpu_layers=layers, cpu_experts=experts)
-        return replace(self, preferences=preferences).split(start * self.apart, start * self.apart)
+        return split_model(self.header, self.memory(n_cells), n_cells, self.hardware, self.preferences, excess)
 
     def ram(self, n_ctx: int) -> int:
-        """Return the RAM of windows of this size, all allocated at once."""
-        return self.split(n_ctx * self.apart, n_ctx * self.apart).ram
+        """Return the RAM of windows of this size."""
+        return self.split(n_ctx * self.apart).ram
 
     def cells(self, n_ctx: int) -> tuple[int, list[str]]:
         """Return the KV cells of all sequences, each of which may fill its window, and notes."""
@@ -441,20 +427,12 @@ class _ContextFit:
 
     def _layers_on_gpus(self, n_cells: int) -> tuple[int, tuple[int, ...]]:
         """Return the layers on GPUs with a KV cache of this size, and those without their experts."""
-        split = self.split(n_cells, n_cells)
+        split = self.split(n_cells)
         return split.gpu_layers, split.cpu_experts
 
     def is_on_device(self, n_cells: int) -> bool:
         """Return whether GPUs or workers hold layers, and with them their part of the KV cache."""
         return bool(self.hardware.workers or (self.hardware.gpus and self._layers_on_gpus(n_cells)[0]))
-
-    def start(self, n_ctx: int) -> int:
-        """Return the tokens of the first KV cache; all if there is no room to grow."""
-        start = context_start(self.header, n_ctx, self.preferences.kv_type)
-        free = self.hardware.memory_available
-        if self.hardware.memory_total and self.split(n_ctx, start).ram > free - margin(free):
-            return n_ctx
-        return start
 
     def largest(self, room: int, limit: int) -> int:
         return largest_context(lambda n_ctx: self.ram(n_ctx) <= room, limit)
@@ -511,7 +489,7 @@ class _ContextFit:
             largest = self.largest(free, n_ctx)
             if not largest:
                 raise self._too_large(trained)
-            parts, advised, why = self.memory(n_ctx, n_ctx), largest, "the largest that fits"
+            parts, advised, why = self.memory(n_ctx), largest, "the largest that fits"
             if beyond_training(self.header, largest):
                 advised, why = trained, f"what the model was trained on; {largest} is the largest that fits"
             raise OutOfMemoryError(

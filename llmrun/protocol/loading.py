@@ -37,7 +37,6 @@ class Load(LoadSettings):
 
     path: str  # of the GGUF file, absolute
     n_ctx: int  # context window of each sequence, in tokens
-    n_ctx_start: int  # tokens that have memory at first; it grows when a sequence does
     warm_up: bool = False  # run one empty decode before Loaded
     verbose: bool = False  # llama.cpp's whole log goes to stderr, not only its warnings
     states: str = ""  # folder of saved KV states, "" for none

@@ -88,7 +88,7 @@ class Setup:
             asked = recipe.request(Row(number, {"prompt": text, "id": f"r{number}"}))
             todo.append(PendingRow(Row(number, {"prompt": text, "id": f"r{number}"}), asked, f"k{number}"))
         self.tally = BatchProgress(len(todo))
-        load = Load("model.gguf", 512, 512, n_seq_max=PARALLEL)
+        load = Load("model.gguf", 512, n_seq_max=PARALLEL)
         model = SimpleNamespace(load=load, sampling=lambda flags: (SamplingParams(), {}), spec=ModelSpec("m"))
         with ResultFile(self.path) as results:
             left = [each for each in todo if each.row.number not in results.written]

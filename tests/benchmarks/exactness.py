@@ -104,7 +104,7 @@ class Answers:
 def loaded(path: Path, setting: Setting = SETTINGS[0]) -> tuple[LlamaModel, LlamaContext]:
     """With two threads."""
     model = LlamaModel(str(path), 0, _native.CancelFlag(), repack=setting.repack)
-    load = Load(str(path), N_CTX, N_CTX, threads=2, flash_attention=setting.flash_attention)
+    load = Load(str(path), N_CTX, threads=2, flash_attention=setting.flash_attention)
     return model, LlamaContext(model, load)
 
 

@@ -54,7 +54,7 @@ PROMPTS = ("the cat sat on a mat. ", "no, we go to rome ", "a b c d e f g h ", "
 
 def answered(model: LlamaModel, count: int, speculation: Speculation | None) -> tuple[list[list[int]], list[Stats]]:
     """Return the texts of `count` answers at the same time, and their statistics; drafts only come from the heads."""
-    load = Load(model.path, N_CTX, N_CTX, n_batch=64, n_seq_max=count, n_cells=N_CTX * count, n_rollback=7)
+    load = Load(model.path, N_CTX, n_batch=64, n_seq_max=count, n_cells=N_CTX * count, n_rollback=7)
     context = LlamaContext(model, load)
     heads = HeadModel(context, context.open_heads()) if speculation is not None else None
     engine, sequences, stats = Engine(context, draft_model=heads), [], list[Stats]()
@@ -103,7 +103,7 @@ def fastest_steps(
 def measure(path: Path, threads: int) -> list[list[StepCost]]:
     """Return the step times of a model and of its head."""
     model = LlamaModel(str(path), 0, _native.CancelFlag(), draft_heads=True)
-    context = LlamaContext(model, Load(model.path, N_CTX, N_CTX, n_batch=64, n_rollback=15, threads=threads))
+    context = LlamaContext(model, Load(model.path, N_CTX, n_batch=64, n_rollback=15, threads=threads))
     heads = context.open_heads()
 
     def target(width: int) -> None:

@@ -171,7 +171,7 @@ def report(case: Case, path: Path, used: int, measured: Measured, speed: Machine
     header = read_header(path)
     work = work_of(header)
     copies = work.copies(repacked_types(probe().cpu_flags))
-    parts = memory(header, used, start=used)  # only used cells of the window take memory
+    parts = memory(header, used)  # only used cells of the window take memory
     if not measured.flash:
         parts = without_flash_attention(memory(header, case.n_ctx, used=used), header, used)
     resident = parts.needed + copies

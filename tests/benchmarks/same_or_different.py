@@ -147,7 +147,7 @@ def measured(runner: object, path: Path, test: object, repetitions: int, *, warm
     from llmrun.protocol.jobs.bench import BENCH, Bench
     from llmrun.protocol.loading import Load
 
-    command = Bench(Load.of(bench_settings(threads=1), str(path), n_ctx=0, n_ctx_start=0), test, repetitions, warm_up)
+    command = Bench(Load.of(bench_settings(threads=1), str(path), n_ctx=0), test, repetitions, warm_up)
     for repetition in runner.do(BENCH, command).repetitions:
         yield test.n_tokens / repetition.ns * 1e9
 

@@ -47,12 +47,13 @@ class _LlamaBatch(ctypes.Structure):
 class SimulatedDevice:
     """A context of llmrun.engine.llama.base whose computation takes time and nothing else."""
 
-    cuts, has_checkpoints, shares, on_device, max_draft = True, False, True, True, 15
+    cuts, has_checkpoints, can_copy, on_device, max_draft = True, False, True, True, 15
 
     def __init__(self, n_clients: int, *, unified: bool) -> None:
         self.vocabulary = FakeVocabulary()
         self.n_ctx, self.n_batch, self.n_seq_max, self.n_parked = N_CTX, 2048, n_clients, 16 if unified else 0
-        self.n_cells, self.n_outputs, self.unified = N_CTX * n_clients, max(16, n_clients + self.n_parked), unified
+        self.n_cells, self.n_outputs = N_CTX * n_clients, max(16, n_clients + self.n_parked)
+        self.shares_cells, self.splits_batches = unified, not unified
         self.busy_seconds = 0.0
         self._ready_at = 0.0
         logits = np.random.default_rng(1).standard_normal((_N_ROWS, N_VOCAB), dtype=np.float32)

@@ -81,7 +81,7 @@ def loaded(path: str, n_seq_max: int, threads: int) -> Iterator[tuple[Any, Any]]
     from llmrun.protocol.loading import Load
 
     environment.set_environment()
-    load = Load(path, 2048, 2048, n_seq_max=n_seq_max, threads=threads)
+    load = Load(path, 2048, n_seq_max=n_seq_max, threads=threads)
     weights = LlamaModel.of(load, _native.CancelFlag())
     context = LlamaContext(weights, load)
     yield LoadedModel(weights, context, load), context

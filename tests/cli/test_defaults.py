@@ -171,7 +171,7 @@ def test_tuned_settings_come_after_the_users(
         monkeypatch.setenv(name, value)
     _, found = filled("run", model="a", **given)
     preferences = LoadPreferences(**{**found, **given})  # type: ignore[arg-type]
-    load = Load("a.gguf", 512, 512, threads=2)
+    load = Load("a.gguf", 512, threads=2)
     load = replace(load, **preferences.attention)
     tuned = replace(TunableSettings.of(load), kv_type_k="q8_0", kv_type_v="q8_0", flash_attention="on")
     assert tuned.applied_within(load, preferences, without_flash=True).kv_type_k == chosen

@@ -141,7 +141,7 @@ def test_four_commands_name_one_quant_that_fits(
 def fits(weights: int, header: Any, hardware: Hardware) -> bool:
     """Whether weights, a small KV cache and scratch memory go into RAM and VRAM, with something left."""
     sizes = _Sizes(header, weights)
-    needs = memory(sizes, 512, start=512)
+    needs = memory(sizes, 512)
     ram = split_model(sizes, needs, 512, hardware, LoadPreferences()).ram  # type: ignore[arg-type]
     return ram <= hardware.memory_available - margin(hardware.memory_available)
 

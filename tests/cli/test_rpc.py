@@ -38,7 +38,7 @@ def test_workers_do_not_go_with_ray(tmp_path: Path) -> None:
 def test_every_test_of_a_measured_model_lies_over_the_workers(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_model())
-    spread = Load("other", 0, 0, gpu_layers=2, workers=("a:1",), layer_counts=(2,))
+    spread = Load("other", 0, gpu_layers=2, workers=("a:1",), layer_counts=(2,))
     model = BenchedModel("m", path, read_header(path), spread=spread)
     load = model.loading(Case(bench_settings(threads=3, n_batch=64), BenchTest(n_gen=1)), {}).load
     assert (load.workers, load.layer_counts, load.gpu_layers) == (("a:1",), (2,), 2)

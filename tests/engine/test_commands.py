@@ -49,7 +49,7 @@ HI = AnswerRequest((Message("user", "Hi"),), limits=Limits(3), remember=3)
 def commands(path: Path) -> list[tuple[Command, type[Event] | None]]:
     """Each command, in an order that an engine can do, and the last event of its answer."""
     return [
-        (Load(str(path), 64, 64), Loaded),
+        (Load(str(path), 64), Loaded),
         (Generate(1, HI), Finished),
         (Job(2, "explain_choices", ExplainChoices(1, 3, 2)), JobDone),
         (Job(3, "save_state", SaveState(1)), JobDone),

@@ -141,7 +141,7 @@ class Running:
         self.process = EngineProcess(self.channel)  # type: ignore[arg-type]
         self.context = FakeContext(endless, n_ctx=500, n_batch=100, n_seq_max=n_seq_max)
         weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=TEMPLATE)
-        self.model = LoadedModel(weights, self.context, Load("/model.gguf", 500, 500))
+        self.model = LoadedModel(weights, self.context, Load("/model.gguf", 500))
         self.process._model = self.model
         self._threads = [
             threading.Thread(target=self._until_the_end, args=(work,), daemon=True)
@@ -224,7 +224,7 @@ def test_a_model_that_answers_is_not_loaded_again(running: Running) -> None:
     gate = running.gate_in_decode(3)
     running.channel.say(ask(1, most=50))
     gate.wait()
-    running.channel.say(Load("/model.gguf", 500, 500, n_seq_max=2, request=2))
+    running.channel.say(Load("/model.gguf", 500, n_seq_max=2, request=2))
     assert eventually(lambda: not running.process._to_compute.empty())
     gate.open()
     failed = running.channel.wait(lambda event: isinstance(event, Failed))
@@ -250,7 +250,7 @@ def without_freeze(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("without_freeze")
 def test_weights_that_a_failed_load_has_freed_are_loaded_again(tmp_path: Path) -> None:
     process = EngineProcess(FakeChannel())  # type: ignore[arg-type]
-    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1)
+    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, threads=1)
     process._load(load)
     assert process._model is not None
     freed = process._model.weights
@@ -275,7 +275,7 @@ def test_all_weights_are_freed_for_another_variant_of_the_processors_backend(
         open_at_exchange.append({weights.cpu_variant for weights in process._weights.values()} - {name})
 
     monkeypatch.setattr("llmrun.engine.llama.model.use_variant", use_variant)
-    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1)
+    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, threads=1)
     for variant in ("", "haswell", "zen4"):
         variant_load = replace(load, cpu_variant=variant)
         process._load(replace(variant_load, draft=variant_load))
@@ -302,7 +302,7 @@ def test_a_context_is_freed_where_that_of_the_draft_model_fails(
 
     process, closed = EngineProcess(FakeChannel()), []  # type: ignore[arg-type, var-annotated]
     monkeypatch.setattr(loaded, "LlamaContext", Context)
-    load, draft = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1), 7
+    load, draft = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, threads=1), 7
     with pytest.raises(OutOfMemoryError):
         process._load(replace(load, draft=replace(load, request=draft)))
     assert len(closed) == 1
@@ -316,7 +316,7 @@ def test_a_context_is_freed_where_that_of_the_draft_model_fails(
 @pytest.mark.usefixtures("without_freeze")
 def test_prefixes_are_copied_only_where_the_weights_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process, copied = EngineProcess(FakeChannel()), []  # type: ignore[arg-type, var-annotated]
-    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, 64, threads=1, copy_bytes=1 << 30)
+    load = Load(str(write(tmp_path / "tiny.gguf", runnable_model())), 64, threads=1, copy_bytes=1 << 30)
     other = replace(load, path=str(write(tmp_path / "other.gguf", runnable_model())))
     monkeypatch.setattr(Slots, "prefixes", lambda slots: copied.append(slots) or [])
     for number, (next_load, n_copied) in enumerate([(load, 0), (replace(load, n_seq_max=2), 1), (other, 1), (load, 1)]):
@@ -335,7 +335,7 @@ def test_another_projector_replaces_that_of_the_load_before(
     context, weights = FakeContext(endless), Running().model.weights
     models: list[LoadedModel] = []
     for projector in projectors:
-        load = Load("/model.gguf", 64, 64, projector=projector)
+        load = Load("/model.gguf", 64, projector=projector)
         models.append(LoadedModel(weights, context, load, before=models[-1] if models else None))  # type: ignore[arg-type]
     assert [model._projector or "" for model in models] == [*projectors]
 
@@ -514,7 +514,7 @@ def test_a_request_can_be_cancelled_while_another_is_computed(running: Running) 
 
 
 @pytest.mark.parametrize(
-    "command", [Load("/x.gguf", 1, 1, request=3), Job(3, "bench", {}), Job(3, "count_tokens", {})], ids=str
+    "command", [Load("/x.gguf", 1, request=3), Job(3, "bench", {}), Job(3, "count_tokens", {})], ids=str
 )
 def test_whatever_waits_can_be_cancelled(command: Any) -> None:
     running = Running()

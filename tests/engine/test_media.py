@@ -102,7 +102,7 @@ def opened(weights: dict[str, LlamaModel]) -> Iterator[Open]:
         n_ctx = n_ctx or (1024 if kind in IMAGE_TOKENS else 4096)
         beside = str(Path(model.path).parent / "mmproj.gguf")
         usual = {"n_batch": 64, "n_ubatch": 64, "gpu_layers": 0, "projector": beside}
-        load = Load(model.path, n_ctx, n_ctx, **{**usual, **EXACT, **settings})
+        load = Load(model.path, n_ctx, **{**usual, **EXACT, **settings})
         contexts.append(LlamaContext(model, load))
         return LoadedModel(model, contexts[-1], load)
 

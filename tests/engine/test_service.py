@@ -18,7 +18,6 @@ from support.tool_templates import TOOL_TEMPLATES
 
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.states import KVStore
-from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.loaded import LoadedModel, state_key
 from llmrun.engine.prompt import sandbox
 from llmrun.engine.prompt.template import ChatTemplate, compile_template
@@ -468,22 +467,12 @@ def test_tokens_are_a_text_again() -> None:
 
 @pytest.mark.parametrize("is_counted", [False, True])
 def test_the_front_is_told_when_the_template_runs(is_counted: bool) -> None:
-    """Tokens and grammar are not its work. Nothing else may allocate much meanwhile."""
+    """Tokens and grammar are not its work."""
     model = preparer()
-    said: list[tuple[Event, bool]] = []
-
-    def send(event: Event) -> None:
-        said.append((event, ALLOCATING.locked()))
-
+    said: list[Event] = []
     asked = AnswerRequest((Message("user", "Hi"),))
-    model.prompts.count(asked, 1, send) if is_counted else model.prepare(Generate(1, asked), send)
-    assert said == [(Rendering(1), True), (Rendered(1), False)]
-
-
-def test_a_template_that_fails_lets_others_allocate() -> None:
-    with pytest.raises(LlmrunError):
-        preparer("{{ 1 / 0 }}").prepare(chat("Hi"), lambda event: None)
-    assert not ALLOCATING.locked()
+    model.prompts.count(asked, 1, said.append) if is_counted else model.prepare(Generate(1, asked), said.append)
+    assert said == [Rendering(1), Rendered(1)]
 
 
 def states(folder: Path) -> LoadedModel:
@@ -498,10 +487,10 @@ def states(folder: Path) -> LoadedModel:
         identities={str(file): file_identity(file)},
     )
     context = FakeContext(scripted({}), n_ctx=500, n_batch=500)
-    return LoadedModel(weights, context, Load(str(file), 500, 500, states=str(folder / "states"), states_bytes=10**6))
+    return LoadedModel(weights, context, Load(str(file), 500, states=str(folder / "states"), states_bytes=10**6))
 
 
-BASE = Load("", 500, 500)
+BASE = Load("", 500)
 LORA = (Adapter("a", "adapter.gguf", 1.0),)
 
 
@@ -552,7 +541,7 @@ def test_a_window_matters_only_to_position_encoding_that_depends_on_it(tmp_path:
     for n_ctx in (400, 500):
         identities = {str(file): file_identity(file)}
         weights: Any = SimpleNamespace(path=str(file), rope_depends_on_window=False, identities=identities)
-        keys.append(state_key(Load(str(file), n_ctx, n_ctx, states=str(tmp_path)), weights))
+        keys.append(state_key(Load(str(file), n_ctx, states=str(tmp_path)), weights))
         keys[-1].compute()
     assert keys[0].known() == keys[1].known() is not None
 

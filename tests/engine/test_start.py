@@ -50,7 +50,7 @@ def preloaded(line: bytes) -> Preload:
 def test_the_guessed_weights_are_those_that_load_takes(path: Path) -> None:
     weights = preloaded(os.fsencode(path) + b"\n").weights
     assert weights is not None
-    assert weights.is_for(Load(str(path), 64, 64))
+    assert weights.is_for(Load(str(path), 64))
     weights.close()
 
 
@@ -102,7 +102,7 @@ def test_a_model_loads_behind_a_right_guess(path: Path) -> None:
     launch.preload(str(path))
     launch.preload("/another.gguf")  # only one line precedes the commands
     engine = EngineClient(launch.take_prestarted())
-    assert engine.load(Load(str(path), 64, 64)).n_ctx_train
+    assert engine.load(Load(str(path), 64)).n_ctx_train
     engine.close()
 
 
@@ -110,7 +110,7 @@ def test_a_model_loads_behind_a_right_guess(path: Path) -> None:
 def test_a_model_loads_behind_a_wrong_guess(path: Path, tmp_path: Path) -> None:
     launch.preload(str(write(tmp_path / "other.gguf", runnable_model())))
     engine = EngineClient(launch.take_prestarted())
-    assert engine.load(Load(str(path), 64, 64)).n_ctx_train
+    assert engine.load(Load(str(path), 64)).n_ctx_train
     engine.close()
 
 
@@ -128,5 +128,5 @@ def test_a_guess_that_is_no_model_is_told_by_load(tmp_path: Path) -> None:
     launch.preload(str(path))
     engine = EngineClient(launch.take_prestarted())
     with pytest.raises(BadModelError, match=r"empty\.gguf"):
-        engine.load(Load(str(path), n_ctx=512, n_ctx_start=512))
+        engine.load(Load(str(path), n_ctx=512))
     engine.close()

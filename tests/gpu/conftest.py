@@ -8,7 +8,6 @@ Tests of one GPU use the first one.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,13 +73,9 @@ def load(gpus: tuple[Gpu, ...], model_path: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     loaded: list[Model] = []
 
-    def start(
-        path: Path = model_path, *, n_ctx_start: int = 0, others: dict[str, Any] | None = None, **preferred: Any
-    ) -> Model:
+    def start(path: Path = model_path, *, others: dict[str, Any] | None = None, **preferred: Any) -> Model:
         preferences = LoadPreferences(**{"device": gpus[0].name, "n_ctx": 512, **preferred})
         model = prepare(locate(str(path), load_settings()).spec, path, preferences, **(others or {}))
-        if n_ctx_start:
-            model.load = replace(model.load, n_ctx_start=n_ctx_start)
         loaded.append(model)
         model.start(EngineClient())
         return model

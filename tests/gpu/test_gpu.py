@@ -44,14 +44,6 @@ def test_one_token_is_prefilled_behind_a_prefix_from_disk(load: Loader, before: 
     assert again.stats.reused_tokens >= len(PROMPT) - 1
 
 
-def test_a_kv_cache_that_grows_keeps_its_content(load: Loader) -> None:
-    growing, whole = load(n_ctx=1024, n_ctx_start=256), load(n_ctx=1024, n_ctx_start=1024)
-    for prompt in ("x" * 200, "x" * 200 + "y" * 100):
-        answers = [model.generate(prompt, temperature=0, max_tokens=6) for model in (growing, whole)]
-        assert answers[0].text == answers[1].text
-    assert answers[0].stats.reused_tokens >= 200
-
-
 def test_four_clients_share_a_prefix(load: Loader) -> None:
     model = load(parallel=4)
 
@@ -78,7 +70,7 @@ def test_a_kv_cache_that_does_not_fit_names_the_flags_that_help(load: Loader, tm
     path = write_random_model(tmp_path / "deep.gguf", layers=64, width=256, inner=64)
     n_ctx = 1 << 24  # the longest context window: 550 GB of keys and values
     with pytest.raises(OutOfMemoryError, match=r"can't allocate|no memory") as caught:
-        load(path, n_ctx_start=n_ctx, gpu_layers=ALL, n_ctx=n_ctx)
+        load(path, gpu_layers=ALL, n_ctx=n_ctx)
     assert [caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")] == sorted(
         caught.value.hint.index(flag) for flag in ("-ngl", "-ctk", "--ctx")
     )

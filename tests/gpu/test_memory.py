@@ -50,7 +50,7 @@ def test_buffers_are_within_a_tenth_of_the_plan(
     kind, preferred = CASES[name]
     if preferred.get("device") == "" and len(gpus) < 2:
         pytest.skip("needs two GPUs")
-    planned, allocated = on_gpus(load(models[kind], n_ctx=2048, n_ctx_start=2048, **preferred))
+    planned, allocated = on_gpus(load(models[kind], n_ctx=2048, **preferred))
     TABLE.append(f"{name:40} {planned / 1e6:8.1f} {allocated / 1e6:8.1f} {planned / allocated - 1:+7.1%}")
     assert allocated == pytest.approx(planned, rel=0.1)
 

@@ -37,7 +37,7 @@ def answer(engine: EngineClient, speculation: Speculation | None) -> tuple[str, 
 
 
 def test_heads_of_an_engine_draft_and_change_no_text(file: Path) -> None:
-    engine, load = EngineClient(), Load(str(file), n_ctx=1024, n_ctx_start=256, threads=1, n_rollback=3)
+    engine, load = EngineClient(), Load(str(file), n_ctx=1024, threads=1, n_rollback=3)
     try:
         engine.load(load)
         plain, stats = answer(engine, None)

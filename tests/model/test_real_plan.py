@@ -33,7 +33,7 @@ def test_peak_memory_is_as_predicted(pulled: None, n_ctx: int, words: int) -> No
     # File pages stay mapped beside repacked weights: part of the resident set, but not needed.
     copies = work_of(model.header).copies(repacked_types(probe().cpu_flags))
     n_used = finished.stats.context_used
-    predicted = memory(model.header, n_used, start=n_used)  # only used cells of the window take memory
+    predicted = memory(model.header, n_used)  # only used cells of the window take memory
     if model.load.flash_attention == "off":
         predicted = without_flash_attention(memory(model.header, n_ctx, used=n_used), model.header, n_used)
     assert predicted.needed + copies == pytest.approx(peak, rel=0.1)

@@ -28,7 +28,7 @@ QUESTIONS = ["What is the square of 7?", "Say hello.", "Which number is the larg
 def engine(path: Path, **load: object) -> Iterator[EngineClient]:
     client = EngineClient()
     try:
-        shared = Load(str(path), n_ctx=2048, n_ctx_start=512, n_seq_max=4, n_parked=8, threads=2)
+        shared = Load(str(path), n_ctx=2048, n_seq_max=4, n_parked=8, threads=2)
         list(client.submit(replace(shared, **load)))  # type: ignore[arg-type]
         yield client
     finally:

@@ -27,7 +27,7 @@ ROUNDING = 0.2
 @pytest.fixture
 def engine(model_path: Path) -> EngineClient:
     runner = EngineClient()
-    runner.load(Load(str(model_path), n_ctx=2048, n_ctx_start=2048, threads=2))
+    runner.load(Load(str(model_path), n_ctx=2048, threads=2))
     return runner
 
 
@@ -76,7 +76,7 @@ def test_greedy_answers_differ_at_ties_only(engine: EngineClient) -> None:
 @pytest.mark.slow
 def test_a_draft_model_changes_nothing_but_the_steps(engine: EngineClient, model_path: Path) -> None:
     """The model drafts for itself: what it is sure of is what it says."""
-    beside = Load(str(model_path), n_ctx=2048, n_ctx_start=2048, threads=2)
+    beside = Load(str(model_path), n_ctx=2048, threads=2)
     pair = EngineClient()
     pair.load(replace(beside, draft=beside))
     try:

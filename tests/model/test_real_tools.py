@@ -48,7 +48,7 @@ ASKED = AnswerRequest(
 def engine(model_path: Path) -> Iterator[EngineClient]:
     engine = EngineClient()
     try:
-        engine.load(Load(str(model_path), n_ctx=2048, n_ctx_start=2048, n_batch=256, threads=2))
+        engine.load(Load(str(model_path), n_ctx=2048, n_batch=256, threads=2))
         yield engine
     finally:
         engine.close()

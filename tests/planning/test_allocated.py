@@ -75,7 +75,7 @@ def test_as_much_is_planned_as_llama_cpp_allocates(
     plan = make_plan(header, MACHINE, LoadPreferences(**preferences))
     # As it is at last, and with the micro-batch that memory is planned for.
     ubatch = preferences.get("n_ubatch", UBATCH)
-    load = replace(plan.load(path), n_ctx_start=plan.n_cells or plan.n_ctx, n_ubatch=ubatch)
+    load = replace(plan.load(path), n_ubatch=ubatch)
     model = LlamaModel.of(load, _native.CancelFlag())
     context = LlamaContext(model, load)
     sizes = {purpose: size for (_, purpose), size in model.buffer_log._sizes.items()}

@@ -62,7 +62,7 @@ def test_no_thread_loses_what_another_one_wrote(tmp_path: Path, monkeypatch: pyt
 
 GIB = 1 << 30
 MACHINE = Hardware("Some CPU", ("avx2",), 4, 8, None, 16 * GIB, 12 * GIB)
-LOAD = Load("/tiny.gguf", 512, 512, threads=4)
+LOAD = Load("/tiny.gguf", 512, threads=4)
 
 
 @pytest.mark.parametrize(

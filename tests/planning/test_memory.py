@@ -10,14 +10,12 @@ from support.model_facts import Facts
 
 from llmrun.planning.memory import (
     Memory,
-    context_start,
     kernel_types,
     kv_bytes,
     largest_context,
     memory,
     repacked_types,
     reserved_bytes,
-    rooms,
     without_flash_attention,
 )
 
@@ -28,7 +26,7 @@ SMALL = Facts()
 
 
 def test_needed_is_a_sum() -> None:
-    assert Memory(weights=1, kv=10, growth=100, compute=1000, process=10_000).needed == 11_111
+    assert Memory(weights=1, kv=10, compute=1000, process=10_000).needed == 11_011
 
 
 def test_scores_lie_where_activations_do() -> None:
@@ -80,37 +78,14 @@ def test_checkpoints_count(recurrent: int, window: int, sequences: int, limit: i
     assert found.needed - replace(found, checkpoints=0).needed == limit
 
 
-def test_cache_doubles_up_to_the_window() -> None:
-    assert rooms(3000, 512) == [512, 1024, 2048, 3000]
-    assert rooms(256, 512) == [256]
-    assert rooms(3000, 3000) == [3000]
-    assert context_start(replace(SMALL, rope_depends_on_window=True), 3000) == 3000
-
-
-@pytest.mark.parametrize(("kv", "start"), [(100.0, 8192), (1000.0, 8192), (4000.0, 2048), (1e9, 512), (0.0, 8192)])
-def test_start(kv: float, start: int) -> None:
-    assert context_start(replace(SMALL, kv_bytes=kv), 8192) == start
-
-
-def test_growing_costs_the_old_cache_and_its_copy() -> None:
-    whole = memory(SMALL, 2048)
-    assert whole.growth == kv_bytes(SMALL, 1024)
-    assert memory(SMALL, 512).growth == 0
-    at_once = memory(SMALL, 2048, start=2048)
-    assert (at_once.growth, at_once.kv) == (0, whole.kv)
-
-
-def test_a_short_conversation_stays_in_the_first_cache() -> None:
-    short = memory(SMALL, 8192, used=100)
-    assert (short.kv, short.growth) == (kv_bytes(SMALL, 512), 0)
-    longer = memory(SMALL, 8192, used=513)
-    assert (longer.kv, longer.growth) == (kv_bytes(SMALL, 1024), kv_bytes(SMALL, 512))
+def test_a_short_conversation_takes_the_cells_that_it_uses() -> None:
+    assert memory(SMALL, 8192, used=100).kv == kv_bytes(SMALL, 256)
+    assert memory(SMALL, 8192, used=513).kv == kv_bytes(SMALL, 768)
     assert memory(SMALL, 8192, used=10**6) == memory(SMALL, 8192)
 
 
 def test_more_context_never_takes_less() -> None:
     needed = [memory(SMALL, n_ctx).needed for n_ctx in range(256, 20_000, 256)]
-    # Growing to a window just over a power of two is the hungriest way to it.
     assert all(larger >= smaller for smaller, larger in pairwise(needed))
 
 

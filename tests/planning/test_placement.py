@@ -49,11 +49,9 @@ def split(*free: int, wish: int | None = None, experts: int | None = None, facts
     return place(facts, N_CTX, gpus, LoadPreferences(gpu_layers=wish, cpu_experts=experts))
 
 
-def place(
-    facts: Facts, n_ctx: int, gpus: tuple[Gpu, ...], preferences: LoadPreferences, start: int | None = None
-) -> Split:
+def place(facts: Facts, n_ctx: int, gpus: tuple[Gpu, ...], preferences: LoadPreferences) -> Split:
     hardware = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, gpus)
-    return split_model(facts, memory(facts, n_ctx, start=start), n_ctx, hardware, preferences)
+    return split_model(facts, memory(facts, n_ctx), n_ctx, hardware, preferences)
 
 
 def test_a_gpu_that_holds_everything_gets_the_experts_too() -> None:
@@ -189,7 +187,7 @@ def test_the_plan_is_within_a_tenth_of_what_llama_cpp_allocates(
 ) -> None:
     gpus = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(count))
     preferences = LoadPreferences(gpu_layers=layers, flash_attention=flash_attention)
-    found = place(SMOL, n_ctx, gpus, preferences, start=n_ctx)
+    found = place(SMOL, n_ctx, gpus, preferences)
     assert [size / 1e6 for _, size in found.gpu_bytes] == pytest.approx(allocated, rel=0.1)
 
 
@@ -284,7 +282,7 @@ def test_devices_and_workers_exclude_each_other() -> None:
 def test_threads_wait_awake_where_the_processor_and_a_gpu_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
-    alone = Load("model.gguf", N_CTX, N_CTX)
+    alone = Load("model.gguf", N_CTX)
     hybrid = replace(alone, cpu_experts=(0, 1))
     assert waiting_environment(alone) == {}
     assert int(waiting_environment(hybrid)["GOMP_SPINCOUNT"]) > SPINS
@@ -338,7 +336,6 @@ def test_what_the_engine_is_told() -> None:
     load = plan.load(Path("/model.gguf"))
     assert (load.workers, load.layer_counts) == (("a:50052",), plan.layer_counts)
     assert len(load.layer_counts) == 2
-    assert load.n_ctx_start == load.n_ctx
 
 
 def test_a_gpu_here_leaves_nothing_to_the_processor() -> None:

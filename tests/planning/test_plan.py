@@ -13,7 +13,7 @@ from support.model_facts import Facts
 
 from llmrun.errors import OutOfMemoryError, UsageError
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.memory import memory, reserved_bytes
+from llmrun.planning.memory import kv_bytes, memory, reserved_bytes
 from llmrun.planning.plan import Measurements, choose_flash_attention, make_plan, margin, scores_fit
 from llmrun.planning.preferences import ALL_LAYERS, LoadPreferences
 from llmrun.protocol.devices import Gpu
@@ -109,23 +109,13 @@ def test_heads_on_request_are_used_or_refused() -> None:
         make_plan(replace(HEADS, can_use_heads=False), machine(), asked)
 
 
-def test_a_cache_that_takes_memory_on_use_has_no_copy() -> None:
-    on, off = (LoadPreferences(flash_attention=choice) for choice in ("on", "off"))
-    hardware = replace(machine(), kv_on_use=True)
-    assert replace(make_plan(SMALL, hardware, on).memory, copies=0) == memory(SMALL, 8192, start=8192)
-    assert make_plan(SMALL, hardware, off).memory.growth == memory(SMALL, 8192).growth > 0
-    beside_gpu = replace(machine(), gpus=(gpu(GIB),))
-    assert make_plan(SMALL, beside_gpu, on).memory.growth == 0
-    assert make_plan(SMALL, beside_gpu, replace(on, gpu_layers=0)).memory.growth > 0
-
-
 def test_context_is_cut_to_what_fits_and_said() -> None:
     plan = make_plan(LARGE, machine(free=12 * GIB), LoadPreferences())
     assert plan.n_ctx < 131_072
     assert plan.n_ctx % 256 == 0
     left = margin(12 * GIB)
     assert plan.ram_bytes <= 12 * GIB - left
-    assert memory(LARGE, plan.n_ctx + 256, start=plan.n_ctx + 256).needed > 12 * GIB - left
+    assert memory(LARGE, plan.n_ctx + 256).needed > 12 * GIB - left
     assert plan.notes == (
         f"context {plan.n_ctx:,} of 131,072 tokens: what fits into 12.9 GB of free memory with some to "
         "spare (--ctx asks for more)",
@@ -145,7 +135,7 @@ def test_largest_context_agrees_with_trying_them_all() -> None:
         free = generator.randrange(GIB, 4 * GIB)
         room = free - max(512 * MIB, free // 10)
         steps = [facts.n_ctx_train, *range(256, facts.n_ctx_train, 256)]
-        fitting = [n for n in steps if memory(facts, n, start=n).needed <= room]
+        fitting = [n for n in steps if memory(facts, n).needed <= room]
         best = max(fitting, default=0)
         if best < 512:
             with pytest.raises(OutOfMemoryError):
@@ -312,28 +302,12 @@ def test_bad_wishes(wishes: dict[str, Any], what: str, why: str) -> None:
     assert why in caught.value.why
 
 
-def test_kv_cache_begins_small_and_never_over_the_window() -> None:
-    assert make_plan(SMALL, machine(), LoadPreferences()).n_ctx_start == 512
-    tiny = Facts(kv_bytes=100.0)
-    assert make_plan(tiny, machine(), LoadPreferences()).n_ctx_start == 8192
-    assert make_plan(tiny, machine(), LoadPreferences(n_ctx=65_536)).n_ctx_start == 65_536
-    assert make_plan(Facts(kv_bytes=1000.0), machine(), LoadPreferences()).n_ctx_start == 8192
-    assert make_plan(Facts(kv_bytes=4000.0), machine(), LoadPreferences()).n_ctx_start == 2048
-    assert make_plan(SMALL, machine(), LoadPreferences(n_ctx=256)).n_ctx_start == 256
-
-
-def test_long_rope_gets_its_whole_window_at_once() -> None:
-    plan = make_plan(Facts(rope_depends_on_window=True), machine(), LoadPreferences())
-    assert plan.n_ctx_start == plan.n_ctx == 8192
-
-
 # ---- several clients ---------------------------------------------------------------------------------
 
 
 def test_several_clients_share_cells_for_all_of_their_windows() -> None:
     plan = make_plan(SMALL, machine(), LoadPreferences(parallel=8))
     assert (plan.n_ctx, plan.n_seq_max, plan.n_cells, plan.n_parked) == (8192, 8, 65_536, 16)
-    assert plan.n_ctx_start == 512, "the cache grows"
     assert plan.notes == ()
     assert "context 8,192 tokens for each of 8, 65,536 in all" in plan.summary
     load = plan.load(Path("/m.gguf"))
@@ -344,11 +318,10 @@ def test_on_a_gpu_the_cache_is_whole_when_the_model_is_loaded() -> None:
     hardware = replace(machine(), gpus=(gpu(24 * GIB),))
     for preferences in (LoadPreferences(), LoadPreferences(parallel=4)):
         plan = make_plan(SMALL, hardware, preferences)
-        assert plan.n_ctx_start == plan.n_cells == 8192 * preferences.parallel
+        assert plan.n_cells == 8192 * preferences.parallel
         assert "its memory is allocated at once" in plan.summary
         ((_, at_start),) = plan.gpu_bytes
         assert at_start == plan.vram_bytes
-    assert make_plan(SMALL, hardware, LoadPreferences(gpu_layers=0)).n_ctx_start < 8192
 
 
 def test_more_clients_move_no_layer_off_the_gpu() -> None:
@@ -395,7 +368,7 @@ def test_several_clients_share_what_fits() -> None:
     assert plan.ram_bytes <= left
 
     def needed(cells: int) -> int:
-        return memory(LARGE, cells, start=cells, sequences=16, parked=16).needed
+        return memory(LARGE, cells, sequences=16, parked=16).needed
 
     assert needed(plan.n_cells) <= left < needed(plan.n_cells + 256)
     assert plan.notes == (
@@ -421,6 +394,16 @@ def test_copies_of_conversations_take_what_is_left(free: int, parallel: int) -> 
     assert (f"copies of conversations {readable_size(plan.copy_bytes)}" in plan.summary) == (plan.copy_bytes > 0)
 
 
+@pytest.mark.parametrize("kv_on_use", [True, False])
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+def test_a_whole_window_is_planned_wherever_its_memory_comes_from(flash_attention: str, *, kv_on_use: bool) -> None:
+    plan = make_plan(SMALL, replace(machine(), kv_on_use=kv_on_use), LoadPreferences(flash_attention=flash_attention))
+    assert plan.memory.kv == kv_bytes(SMALL, plan.n_ctx)
+    is_on_use = kv_on_use and flash_attention == "on"
+    assert ("takes memory when it is used" in plan.summary) == is_on_use
+    assert ("its memory is allocated at once" in plan.summary) == (not is_on_use)
+
+
 def test_cells_that_come_on_use_lend_their_memory_to_copies() -> None:
     on_use = replace(machine(), kv_on_use=True)
     plan = make_plan(LARGE, on_use, LoadPreferences(parallel=2, flash_attention="on"))
@@ -435,9 +418,9 @@ def test_clients_apart_have_a_window_each_that_fits_for_all() -> None:
     facts = replace(LARGE, rope_depends_on_window=True)
     plan = make_plan(facts, machine(free=12 * GIB), LoadPreferences(parallel=4))
     assert plan.n_cells == 4 * plan.n_ctx
-    assert (plan.n_ctx_start, plan.n_parked) == (plan.n_ctx, 0)
+    assert plan.n_parked == 0
     assert plan.ram_bytes <= 12 * GIB - margin(12 * GIB)
-    assert replace(plan.memory, copies=0) == memory(facts, plan.n_cells, start=plan.n_cells, sequences=4)
+    assert replace(plan.memory, copies=0) == memory(facts, plan.n_cells, sequences=4)
     assert f"context {plan.n_ctx:,} of 131,072 tokens" in plan.notes[0]
 
 
@@ -508,18 +491,9 @@ def test_smaller_kv_type_leaves_room_for_more_context() -> None:
     assert small.n_ctx > make_plan(LARGE, machine(free=12 * GIB), LoadPreferences()).n_ctx
 
 
-def test_without_room_to_grow_the_cache_is_made_at_once() -> None:
-    roomy = make_plan(LARGE, machine(free=30 * GIB), LoadPreferences(n_ctx=65_536))
-    assert roomy.n_ctx_start < roomy.n_ctx
-    tight = make_plan(LARGE, machine(free=16 * GIB), LoadPreferences(n_ctx=65_536))
-    assert tight.n_ctx_start == tight.n_ctx
-    assert tight.memory.growth == 0
-    assert tight.ram_bytes < roomy.ram_bytes
-
-
 def test_summary() -> None:
     text = make_plan(SMALL, machine(), LoadPreferences()).summary
-    assert text.startswith("plan: context 8,192 tokens (memory for 512 at first), 4 threads; ")
+    assert text.startswith("plan: context 8,192 tokens (its memory is allocated at once), 4 threads; ")
     assert "KV cache 188.7 MB" in text
     assert "GPU" not in text
     assert (

@@ -14,7 +14,7 @@ from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, read_speculate
 from llmrun.protocol.loading import Load
 from llmrun.protocol.speculation import Speculation
 
-LOAD = Load("/tiny.gguf", 512, 512, threads=4)
+LOAD = Load("/tiny.gguf", 512, threads=4)
 HYBRID = {
     "general.architecture": "qwen35",
     "qwen35.block_count": 4,

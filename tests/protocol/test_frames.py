@@ -63,12 +63,10 @@ REQUEST = Generate(
 )
 FRAMES: list[Frame] = [
     Finished(5, "stop", Stats(drafted_tokens=3, draft_gain=1.2), "", ((1, (7, 8)), (9, (3,)))),
-    Load("/m.gguf", n_ctx=4096, n_ctx_start=2048),
+    Load("/m.gguf", n_ctx=4096),
     Load(
         "/\udcff\udc80.gguf",
         1,
-        2,
-        True,
         True,
         "/kv",
         2**32,
@@ -84,7 +82,7 @@ FRAMES: list[Frame] = [
         mmap=False,
         cpu_experts=(0, 1),
     ),
-    Load("/m.gguf", 4096, 512, n_seq_max=8, n_cells=9000, n_parked=16),
+    Load("/m.gguf", 4096, n_seq_max=8, n_cells=9000, n_parked=16),
     Job(8, "quantize", {"path": "/m.gguf", "types": {"a": ["Q8_0", 1.5, None, True]}}),
     JobUpdate(8, {"done": 0.5}),
     JobDone(8, {}),

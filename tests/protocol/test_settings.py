@@ -41,9 +41,9 @@ def test_engine_settings_are_declared_once() -> None:
 def test_commands_and_plans_are_settings() -> None:
     assert all(issubclass(each, EngineSettings) for each in (Load, Plan, Evaluate, ScoreText))
     command = Evaluate("m", "text", threads=3, flash_attention="off", kv_type_k="q8_0")
-    load = Load.of(command, "/m.gguf", n_ctx_start=256, n_batch=64)
+    load = Load.of(command, "/m.gguf", n_batch=64)
     assert common_fields(load) == common_fields(command) | {"n_batch": 64}
-    assert (load.path, load.n_ctx, load.n_ctx_start) == ("/m.gguf", command.n_ctx, 256)
+    assert (load.path, load.n_ctx) == ("/m.gguf", command.n_ctx)
 
 
 def test_every_setting_with_an_option_is_one_of_bench_and_described() -> None:

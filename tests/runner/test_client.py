@@ -42,7 +42,7 @@ def ask(client: EngineClient) -> tuple[int, Iterator[Event]]:
 
 def test_many_threads_get_their_own_answers(start: Start) -> None:
     client = start("normal")
-    assert isinstance(list(client.submit(Load("/m.gguf", 512, 512)))[-1], Loaded)
+    assert isinstance(list(client.submit(Load("/m.gguf", 512)))[-1], Loaded)
 
     def talk(_: int) -> None:
         for _ in range(20):

@@ -50,7 +50,7 @@ def test_a_file_that_is_no_model(engine: EngineClient, tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("This is no model at all.\n" * 100)
     with pytest.raises(BadModelError) as caught:
-        engine.load(Load(str(path), n_ctx=512, n_ctx_start=512))
+        engine.load(Load(str(path), n_ctx=512))
     assert "notes.txt" in caught.value.what
     assert caught.value.why, "llama.cpp's log says why"
 
@@ -90,7 +90,7 @@ def test_a_command_that_can_not_be_read_fails_and_the_engine_lives(engine: Engin
 def test_pictures_go_through_the_pipe_and_a_hostile_one_ends_nothing(engine: EngineClient, tmp_path: Path) -> None:
     model = text_model(tmp_path / "tiny.gguf", "gemma3")
     seeing = projector(tmp_path / "mmproj.gguf", WIDTH, "gemma3")
-    engine.load(Load(str(model), n_ctx=512, n_ctx_start=512, gpu_layers=0, projector=str(seeing)))
+    engine.load(Load(str(model), n_ctx=512, gpu_layers=0, projector=str(seeing)))
 
     def ask(data: bytes) -> list[Event]:
         picture = Media(base64.b64encode(data).decode(), "a.png")

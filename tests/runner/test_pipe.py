@@ -22,7 +22,7 @@ from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 from llmrun.runner.pipe import Pipe
 
-LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
+LOAD = Load("/model.gguf", n_ctx=512)
 ASK = Generate(1, AnswerRequest((Message("user", "Hi"),)))
 
 pytestmark = pytest.mark.usefixtures("package_on_path")

@@ -55,7 +55,7 @@ from llmrun.runner.launch import launch
 
 ANSWERED = Stats(3, completion_tokens=2, context_used=5, n_ctx=256)
 LAST_WORDS = "fake_engine.cpp:42: GGML_ASSERT(fake) failed"
-LOAD = Load("/model.gguf", n_ctx=512, n_ctx_start=512)
+LOAD = Load("/model.gguf", n_ctx=512)
 HI = AnswerRequest((Message("user", "Hi"),))
 ASK = Generate(1, HI)
 
@@ -275,7 +275,7 @@ def test_a_dead_engine_takes_no_request(start: Start, eventually: Eventually) ->
 def test_a_file_that_kills_engines_is_named_whatever_it_was_read_for(start: Start, tmp_path: Path) -> None:
     twice = str(write(tmp_path / "twice.gguf", tiny_model({"tokenizer.ggml.tokens": ["a", "b", "a"]})))
     good = str(write(tmp_path / "good.gguf", tiny_model({})))
-    load = Load(twice, 512, 512)
+    load = Load(twice, 512)
     jobs: list[tuple[JobKind[Any, Any, Any], object]] = [
         (BENCH, Bench(load, BenchTest(4))),
         (QUANTIZE, Quantize(twice, "", 2)),

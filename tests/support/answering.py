@@ -127,7 +127,7 @@ class Answering:
 def answering(path: Path, template: str | None, *, n_ctx: int = 8192, **load: Any) -> Iterator[Answering]:
     """Yield a model file, loaded."""
     weights = LlamaModel(str(path), 0, _native.CancelFlag())
-    loading = Load(weights.path, n_ctx, n_ctx, n_batch=512, **{"n_cells": n_ctx, **load})
+    loading = Load(weights.path, n_ctx, n_batch=512, **{"n_cells": n_ctx, **load})
     context = LlamaContext(weights, loading)
     try:
         yield Answering(LoadedModel(weights, context, loading), template)

@@ -184,8 +184,9 @@ class FakeContext:
         self.n_batch = n_batch
         self.n_seq_max, self.n_parked = n_seq_max, n_parked
         self.n_cells = n_ctx * n_seq_max if n_cells is None else n_cells
-        self.shares = n_seq_max > 1 if unified is None else unified
-        self.unified, self.on_device = self.shares and not streams, on_device
+        self.can_copy = n_seq_max > 1 if unified is None else unified
+        self.shares_cells, self.on_device = self.can_copy and not streams, on_device
+        self.splits_batches = not self.shares_cells
         self.adapters: tuple[AdapterScale, ...] = ()
         self.calls: list[list[Entry]] = []
         self.most_threads: list[int] = []
@@ -379,7 +380,7 @@ class FakeContext:
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """See base.Context."""
-        assert self.shares
+        assert self.can_copy
         assert not self._cells[target], "the target is not empty"
         assert length <= len(self._cells[source])
         first = self._first[source]
@@ -392,13 +393,13 @@ class FakeContext:
         self._cells[target] = self._cells[source][:length]
         self._droppable.pop(source, None)
         self._droppable.pop(target, None)
-        if not self.unified:
+        if not self.shares_cells:
             self._divide(target)
         return True
 
     def n_copied(self, source: int, length: int) -> int:
         """See base.Context."""
-        if self.unified or self.on_device:
+        if self.shares_cells or self.on_device:
             return 0
         return len(self._cells[source]) if self.copies_whole else length
 

@@ -15,14 +15,11 @@ class Loader(Protocol):
     """Loads a model; closes it after the test.
 
     Args:
-        n_ctx_start: tokens of the first KV cache; 0 is the plan's.
         others: arguments of prepare().
         preferred: fields of LoadPreferences, with the first GPU as the default device.
     """
 
-    def __call__(
-        self, path: Path = ..., *, n_ctx_start: int = 0, others: dict[str, Any] | None = ..., **preferred: Any
-    ) -> Model: ...
+    def __call__(self, path: Path = ..., *, others: dict[str, Any] | None = ..., **preferred: Any) -> Model: ...
 
 
 def on_gpus(model: Model) -> tuple[float, float]:

@@ -28,7 +28,7 @@ def loaded(path: Path) -> Iterator[LlamaModel]:
 
 def computed(model: LlamaModel, ids: list[int], n_vocab: int, **settings: Any) -> Any:
     """llama.cpp's logits for every position; settings are fields of Load."""
-    context = LlamaContext(model, Load("", 32, 32, n_batch=32, **settings))
+    context = LlamaContext(model, Load("", 32, n_batch=32, **settings))
     found = []
     for position, token in enumerate(ids):
         context.decode([Entry(token, position, 0, True)])

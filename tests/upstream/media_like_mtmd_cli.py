@@ -29,7 +29,7 @@ MARKER = "the answer comes here"
 
 def open_model(path: str, projector: str) -> LoadedModel:
     weights = LlamaModel(path, 0, _native.CancelFlag(), repack=False)
-    load = Load(path, N_CTX, N_CTX, gpu_layers=0, projector=projector)
+    load = Load(path, N_CTX, gpu_layers=0, projector=projector)
     return LoadedModel(weights, LlamaContext(weights, load), load)
 
 

@@ -106,7 +106,7 @@ def test_the_line_that_says_why_is_found(tmp_path: Path, name: str) -> None:
     runner = EngineClient()
     try:
         with pytest.raises(BadModelError) as caught:
-            runner.load(Load(str(write(tmp_path / "bad.gguf", content())), n_ctx=64, n_ctx_start=64))
+            runner.load(Load(str(write(tmp_path / "bad.gguf", content())), n_ctx=64))
     finally:
         runner.close()
     assert words in caught.value.why

@@ -65,7 +65,7 @@ def defaults(params: Any) -> dict[str, Any]:
 
 def test_context_parameters_are_llama_servers_but_for_reasons() -> None:
     llama = import_llama()
-    ours = defaults(context_parameters(llama, Load("", 4096, 4096, threads=1)))
+    ours = defaults(context_parameters(llama, Load("", 4096, threads=1)))
     named = SERVER_CONTEXT.keys()
     assert ours.keys() - named == set(), "a new field: look what llama-server sets"
     for name, theirs in SERVER_CONTEXT.items():

@@ -41,7 +41,7 @@ class BatchCapacity(NamedTuple):
     def of(cls, context: Context, budget: CellBudget, n_tokens: int, window: int) -> BatchCapacity:
         """Return what remains beside n_tokens of the sequences' own tokens."""
         rows, cells = min(context.n_batch, context.n_outputs), budget.n_cells - budget.used - n_tokens
-        return cls(rows, cells, window, context.max_draft, not context.cuts or not context.unified)
+        return cls(rows, cells, window, context.max_draft, not context.cuts or context.splits_batches)
 
 
 def fill(

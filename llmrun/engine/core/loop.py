@@ -315,7 +315,7 @@ class Engine:
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
             mixed = 0 if all_decode else self._n_mixed(waiting)
             shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
-            if not (all_decode or self._context.unified):
+            if self._context.splits_batches and not all_decode:
                 shares = level(shares, waiting)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
@@ -348,7 +348,7 @@ class Engine:
         if self._throughput:
             return self._context.n_batch
         context = self._context
-        worthwhile = 0 if context.unified else PIECE + len(self._active)
+        worthwhile = PIECE + len(self._active) if context.splits_batches else 0
         return mixed_tokens(self._rate, waiting, worthwhile, on_device=context.on_device)
 
     def _can_run(self) -> bool:
@@ -364,7 +364,7 @@ class Engine:
 
     def _has_drafts(self, n_sequences: int) -> bool:
         """Return whether a batch of `n_sequences` decoding sequences may hold drafts."""
-        return self._drafts and not self._suspects and (n_sequences == 1 or self._context.unified)
+        return self._drafts and not self._suspects and (n_sequences == 1 or not self._context.splits_batches)
 
     @property
     def _has_drafts_together(self) -> bool:
@@ -421,12 +421,6 @@ class Engine:
 
     def _relieve_full_cache(self) -> list[Event]:
         """Free cells before the batch is tried again: the KV cache was full sooner than counted."""
-        n_cells, budget = self._context.n_cells, self._slots.budget
-        if n_cells < budget.n_cells:  # it could not grow to its planned size
-            budget.n_cells = n_cells
-            self._window = min(self._window, self._context.n_ctx, n_cells)
-            outgrown = [sequence for sequence in self._active if len(sequence.tokens) > self._window]
-            return [event for sequence in outgrown for event in self._end_without_cells(sequence)]
         if self._slots.evict():
             return []
         if len(self._active) > 1:

@@ -47,7 +47,7 @@ def next_admission(
         if not free_slots or len(ready) == n_candidates:
             break
         cached = slots.cached_prefix(sequence.tokens, sequence.salt)
-        sequence.awaits_prefix = context.shares and _is_prefix_pending(sequence, active, slots, cached)
+        sequence.awaits_prefix = context.can_copy and _is_prefix_pending(sequence, active, slots, cached)
         if sequence.awaits_prefix:
             free_slots -= 1  # reserved for it
         else:

@@ -10,10 +10,10 @@ what is copied for a new sequence takes far less time than the prefill that it s
 Copies in host memory take what the plan has for them, and what it has for cells that were never used: a conversation
 that fills the cache leaves nothing of that. To the disk, a state goes without a copy.
 
-They go to host memory because in a unified KV cache on the processor, every row of a batch reads every used cell, if
-only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If each
-sequence has a stream of its own, there are no more streams than sequences, and a new conversation takes the place of an
-old one.
+They go to host memory because where sequences share cells, every row of a batch on the processor reads every used cell,
+if only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If
+each sequence has cells of its own, no more conversations are cached than there are sequences, and a new one takes the
+place of an old one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Slots:
         self.saver = states.background_saver() if states is not None else None
         self.slots = [Prefix(slot=number) for number in range(context.n_seq_max + context.n_parked)]
         self._copies = [*(prefixes or ())]  # the oldest first
-        self.budget = CellBudget(context.n_cells, has_streams=not context.unified)
+        self.budget = CellBudget(context.n_cells, has_streams=not context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
         self.checkpoints = Checkpoints(context, self._everywhere, checkpoint_bytes or MAX_BYTES)
         self._n_releases = 0
@@ -127,12 +127,12 @@ class Slots:
 
     def cached_prefix(self, tokens: list[int], salt: Salt) -> int:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
-        slots = self.slots if self._context.shares else self._idle
+        slots = self.slots if self._context.can_copy else self._idle
         return self._longest(tokens, salt, (*slots, *self._copies))[1]
 
     def difference(self, tokens: list[int], salt: Salt) -> PromptDifference | None:
         """Return the first difference of a prompt from the most similar cached one, for a server's figures."""
-        if not self._context.shares:
+        if not self._context.can_copy:
             return None
         found, length = longest(self._everywhere(), tokens, salt)
         if length < _MIN_RESTORED or self._is_next_turn(found, tokens):
@@ -167,10 +167,10 @@ class Slots:
         Args:
             pending: tokens that running sequences still have to prefill.
         """
-        if not self._context.shares:
+        if not self._context.can_copy:
             return True
         source, shared = self._longest(tokens, salt, self.slots)
-        if source.is_running and not self._context.unified:
+        if source.is_running and not self._context.shares_cells:
             shared = 0  # it is copied
         lengths = {} if source.is_running else {source.slot: shared}
         used = self.budget.count({source.slot, *(slot.slot for slot in self.slots if slot.is_running)}, lengths)
@@ -239,14 +239,15 @@ class Slots:
     def offload(self) -> bool:
         """Copy one parked prefix to host memory if that will help, and the engine rests; return whether it did.
 
-        In a pool on the processor, prefixes leave the cache until the remaining ones no longer slow running sequences
-        down; the last one stays, because its next turn may follow. Else those are copied that the next prompts will
-        evict. From a pool on a device, nothing is copied: its cells lie scattered, and each is a transfer of its own.
+        Where the processor shares cells, prefixes leave the cache until the remaining ones no longer slow running
+        sequences down; the last one stays, because its next turn may follow. Else those are copied that the next
+        prompts will evict. Where a device shares cells, nothing is copied: they lie scattered, and each is a transfer
+        of its own.
         """
         context = self._context
-        if not self._is_resting or not context.shares or (context.unified and context.on_device):
+        if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):
             return False
-        if context.unified and self.budget.used > _CHEAP_CELLS:
+        if context.shares_cells and self.budget.used > _CHEAP_CELLS:
             for slot in self._parked()[:-1]:
                 freed = self.budget.used - self.budget.count(each.slot for each in self.slots if each is not slot)
                 # Otherwise most of its cells are shared: they would stay.
@@ -297,7 +298,7 @@ class Slots:
 
     def _copy_limit(self) -> int:
         """Return how many bytes copies in host memory may take: what the plan has for them, and for unused cells."""
-        scattered = _SCATTERED_BATCHES * self._context.n_batch if self._context.unified else 0
+        scattered = _SCATTERED_BATCHES * self._context.n_batch if self._context.shares_cells else 0
         unused = self.budget.n_cells - self.budget.touched - scattered
         return self._copy_bytes + self._cell_bytes * max(unused, 0)
 
@@ -402,7 +403,7 @@ class Slots:
 
     def _choose(self, tokens: list[int], salt: Salt) -> tuple[Prefix, bool]:
         """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""
-        if not self._context.shares:
+        if not self._context.can_copy:
             return self._longest(tokens, salt, self._idle)[0], False
         source, shared = self._longest(tokens, salt, self.slots)
         if shared and not source.is_running and self._is_next_turn(source, tokens):
@@ -411,7 +412,7 @@ class Slots:
         slot = min(others or self._idle, key=self._cost)
         if slot is source or not shared:
             return slot, False
-        if not self._context.unified and self._longest(tokens, salt, [slot])[1] == shared:
+        if not self._context.shares_cells and self._longest(tokens, salt, [slot])[1] == shared:
             self._cut(slot, shared)
         elif self._context.n_copied(source.slot, shared) > _MOST_COPIED * shared:
             return slot, False
@@ -431,7 +432,7 @@ class Slots:
         slot.tokens, slot.salt, slot.n_saved = source.tokens[:length], source.salt, source.n_saved
         slot.checkpoints = source.checkpoints
         slot.cut(length)
-        if self._context.unified:
+        if self._context.shares_cells:
             self.budget.share(source.slot, slot.slot, length)
         else:
             self._use_cells(slot, length)
@@ -440,7 +441,7 @@ class Slots:
     def _cost(self, slot: Prefix) -> tuple[int, bool, int]:
         """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""
         busy = [each.slot for each in self.slots if each.is_running or each is slot]
-        return 0 if self._context.unified else len(_runs(busy)), bool(slot.tokens), slot.last_used
+        return len(_runs(busy)) if self._context.splits_batches else 0, bool(slot.tokens), slot.last_used
 
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
@@ -448,8 +449,8 @@ class Slots:
         Return its old and new slot, or nothing.
         """
         busy = [slot.slot for slot in self.slots if slot.is_running]
-        has_streams = self._context.shares and not self._context.unified
-        self._n_split_steps = self._n_split_steps + 1 if has_streams and busy[-1] - busy[0] >= len(busy) else 0
+        can_split = self._context.can_copy and self._context.splits_batches
+        self._n_split_steps = self._n_split_steps + 1 if can_split and busy[-1] - busy[0] >= len(busy) else 0
         if self._n_split_steps < _SPLIT_STEPS:
             return []
         runs, self._n_split_steps = sorted(_runs(busy), key=lambda run: sum(map(self.length, run))), 0

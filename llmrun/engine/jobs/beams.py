@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 _SPARE = 64  # additional candidates, because some may be banned
-_INITIAL_STEPS = 64  # that fit into the KV cache before it grows
 
 
 def run_beams(
@@ -65,8 +64,7 @@ def run_beams(
     search = BeamSearch(settings, max_tokens, n_ends=len(branches.end_tokens), whole=is_whole)
     load = replace(
         loaded.load,
-        n_ctx_start=len(prompt) + settings.beams * min(max_tokens, _INITIAL_STEPS),
-        n_cells=loaded.load.n_ctx,
+        n_cells=min(loaded.load.n_ctx, len(prompt) + settings.beams * max_tokens),
         n_seq_max=settings.beams,
         n_parked=0,
         warm_up=False,
@@ -131,7 +129,7 @@ class BeamDecoder:
             steps=self._steps,
             rows=self._rows,
             decode_seconds=ended - prefilled,
-            cells=self._context.room,
+            cells=min(len(prompt) + self._rows, self._context.n_cells),  # free cells are used before freed ones
             is_full=is_full,
             is_cancelled=is_cancelled,
         )

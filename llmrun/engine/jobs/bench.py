@@ -129,7 +129,7 @@ def run_bench(command: Bench, report: Report, flag: _native.CancelFlag) -> Bench
         DecodeError: llama.cpp can't compute it.
     """
     test = command.test
-    load = replace(command.load, n_ctx=test.n_tokens + test.n_depth, n_ctx_start=test.n_tokens + test.n_depth)
+    load = replace(command.load, n_ctx=test.n_tokens + test.n_depth)
     _reset_peak()
     cached = _with_weights(load, report, flag)
     context = _with_context(cached, load, command.seed)

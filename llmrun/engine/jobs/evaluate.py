@@ -95,7 +95,6 @@ def open_context(model: LlamaModel, command: Evaluate) -> LlamaContext:
     load = Load.of(
         command,
         model.path,
-        n_ctx_start=command.n_ctx,
         n_batch=min(BATCH, command.n_ctx),
         n_ubatch=BATCH,
         gpu_layers=model.gpu_layers,

@@ -137,7 +137,7 @@ def _context(model: LlamaModel, activations: Activations, n_ctx: int, threads: i
     Every token requests logits, or llama.cpp would leave most tokens out of the last layer; the logits themselves are
     never computed: Activations ends each computation before.
     """
-    load = Load(model.path, n_ctx, n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, threads=threads)
+    load = Load(model.path, n_ctx, n_batch=n_ctx, n_ubatch=n_ctx, threads=threads)
     try:
         return LlamaContext(model, load, n_outputs=n_ctx, watch=activations.watch)
     except OutOfMemoryError:
@@ -308,9 +308,7 @@ class Author:
     def __init__(self, model: LlamaModel, threads: int, n_ctx: int) -> None:
         """Create the context; raise UsageError if the model can't generate text."""
         self._model = model
-        load = Load(
-            model.path, n_ctx, n_ctx, n_batch=512, n_seq_max=PARALLEL, threads=threads, gpu_layers=model.gpu_layers
-        )
+        load = Load(model.path, n_ctx, n_batch=512, n_seq_max=PARALLEL, threads=threads, gpu_layers=model.gpu_layers)
         try:
             self._context = LlamaContext(model, load)
         except BadModelError as error:

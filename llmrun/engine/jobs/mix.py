@@ -201,7 +201,7 @@ class Reader:
         scored = later[:: -(-len(later) * n_vocab // _LOGITS)]
         self.positions, self._first = len(scored), scored[0]
         self._batch = [Entry(token, position, 0, position in scored) for position, token in enumerate(tokens)]
-        load = Load(model.path, size, size, n_batch=size, n_ubatch=size, threads=threads)
+        load = Load(model.path, size, n_batch=size, n_ubatch=size, threads=threads)
         # Tensors on a GPU would be copies.
         self._context = LlamaContext(model, load, n_outputs=self.positions, watch=self._watch, on_processor=True)
         self.predicts = self._context.predicts

@@ -5,7 +5,6 @@ Must not know text layout, chat, sampling or scheduling.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -24,20 +23,37 @@ MAX_SECONDS = 3600
 MIN_SECONDS = 0.1
 """Of an audio file: less than a window of some encoders makes libmtmd abort."""
 
-ALLOCATING = threading.Lock()
-"""Held while a KV cache grows, and while a chat template runs: the template's memory limit counts the whole process."""
+
+class Allocations:
+    """A record of the blocks in which the thread that computes allocates much.
+
+    The memory limit of a chat template counts the whole process, and leaves out what such blocks take. None of them
+    waits for a template: running answers would wait, too.
+
+    Attributes:
+        n_open: blocks that have not ended.
+        n_ended: blocks that have.
+    """
+
+    def __init__(self) -> None:
+        self.n_open = self.n_ended = 0
+
+    def __enter__(self) -> None:
+        self.n_open += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self.n_open, self.n_ended = self.n_open - 1, self.n_ended + 1
+
+
+ALLOCATING = Allocations()
 
 
 class Aborted(Exception):  # noqa: N818 - an answer, not an error
     """A decode call stopped by the cancel flag; the batch's positions may be partly written."""
 
 
-class ContextLost(BaseException):  # no request's error: none is to take it for its own
-    """The content of the KV cache is unknown: the process has to end."""
-
-
 class CacheFull(Exception):  # noqa: N818 - an answer, not an error
-    """A KV cache without cells for this batch that can't grow: evict or preempt. Nothing was written."""
+    """A KV cache without cells for this batch: evict or preempt. Nothing was written."""
 
 
 class DecodeError(LlmrunError):
@@ -221,14 +237,16 @@ class Context(Protocol):
     n_outputs: int  # maximum number of entries with logits in one decode call
     n_seq_max: int  # maximum number of sequences in one decode call
     n_parked: int  # more sequences can be cached: sequence ids are 0 .. n_seq_max + n_parked - 1
-    n_cells: int  # cells of the KV cache in total, when fully grown
+    n_cells: int  # cells of the KV cache in total
     cuts: bool  # forget() can drop the last positions of any sequence
     has_checkpoints: bool  # a part of the memory can't be cut; checkpoint() copies it
-    # A sequence can begin with another one's tokens, and all together have n_cells; else each has n_ctx of its own.
-    shares: bool
-    # Sequences share one pool of cells; else each has its own stream, and only sequences with adjacent ids and equally
-    # many tokens in the batch are computed together.
-    unified: bool
+    # copy() can begin a sequence with another one's tokens, and all have n_cells together; else each has its own n_ctx.
+    can_copy: bool
+    # copy() shares cells, any sequence can use a free one, and each row of a batch reads all that are used; else each
+    # sequence has cells of its own, and copy() copies.
+    shares_cells: bool
+    # Only sequences with adjacent ids and equally many tokens in a batch are computed together.
+    splits_batches: bool
     # The KV cache is in a device's memory, and decode() returns before the device has computed.
     on_device: bool
 
@@ -272,7 +290,7 @@ class Context(Protocol):
         one is computed; if taking them ends the run, it ends with that one.
 
         Raises:
-            CacheFull, OutOfMemoryError: there is no room for the first entries.
+            CacheFull: there are no cells for the first entries.
         """
 
     def synchronize(self) -> None:
@@ -300,7 +318,7 @@ class Context(Protocol):
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
         """Give an empty sequence another one's first positions; return False, and leave it empty, if unsupported.
 
-        Nothing is computed. A unified cache shares the cells; otherwise they are copied.
+        Nothing is computed; cells are copied unless they are shared.
 
         Args:
             checkpoint: of the source after `length` tokens, for a memory that can't be cut.

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmrun import _native
 from llmrun.engine.llama.base import EmbeddedInput, Entry, Inputs, MediaSpan, RunLimit, RunRow, RunSteps
+from llmrun.engine.llama.followers import Follower
 from llmrun.engine.llama.library import address, function
 
 _DIMENSIONS = 4  # maximum dimensions of the positions of an image's tokens
@@ -92,15 +93,15 @@ class LlamaBatch:
             self._set_causal(context, True)
 
 
-class Positions:
+class Positions(Follower):
     """The positions of one context's sequences; empty while every image takes as many positions as tokens."""
 
     def __init__(self) -> None:
         self._spans: dict[int, list[MediaSpan]] = {}
 
-    def differ(self, sequence_id: int) -> bool:
-        """Return whether a sequence has tokens whose position is not their index."""
-        return sequence_id in self._spans
+    def can_save(self, sequence_id: int) -> bool:
+        """Return whether the position of each token of a sequence is its index."""
+        return sequence_id not in self._spans
 
     def at(self, sequence_id: int, index: int) -> int | None:
         """Return a token's position; None inside an image, where a sequence can't be cut."""
@@ -134,15 +135,11 @@ class Positions:
             self._spans.setdefault(sequence_id, []).append(span)
         return part.positions(first)
 
-    def cut(self, sequence_id: int, start: int) -> None:
-        """Truncate a sequence to the tokens before start."""
+    def cut(self, sequence_id: int, start: int, position: int, n_dropped: int) -> None:
         remaining = [span for span in self._spans.pop(sequence_id, ()) if span.start < start]
         if remaining:
             self._spans[sequence_id] = remaining
 
-    def copy(self, source: int, target: int) -> None:
+    def copied(self, source: int, target: int) -> None:
         if source in self._spans:
             self._spans[target] = list(self._spans[source])
-
-    def clear(self) -> None:
-        self._spans.clear()

@@ -9,8 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 
 from llmrun import _native
@@ -18,7 +17,6 @@ from llmrun.engine.llama.base import (
     ALLOCATING,
     Aborted,
     CacheFull,
-    ContextLost,
     DecodeError,
     Entry,
     Inputs,
@@ -28,7 +26,8 @@ from llmrun.engine.llama.base import (
 )
 from llmrun.engine.llama.batch import LlamaBatch, Positions
 from llmrun.engine.llama.devices import gpus
-from llmrun.engine.llama.heads import PredictionHeads, SavedHeads
+from llmrun.engine.llama.followers import Follower, SavedHeads
+from llmrun.engine.llama.heads import PredictionHeads
 from llmrun.engine.llama.library import bytes_of, function
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.parameters import (
@@ -42,7 +41,7 @@ from llmrun.engine.llama.parameters import (
 from llmrun.engine.llama.prefix_state import prefix_state
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.engine.llama.zeroing import can_note_reads, noting_cleared, zeroes_on_demand
-from llmrun.errors import BadModelError, OutOfMemoryError
+from llmrun.errors import BadModelError
 from llmrun.gguf.pooling import POOLINGS
 from llmrun.protocol.adapters import AdapterScale, by_default
 from llmrun.protocol.devices import NO_DEVICE, device_names
@@ -52,7 +51,6 @@ from llmrun.protocol.settings import MAX_THREADS
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _TO_THE_END = -1
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values of full attention
-_STEP = 256  # cells; the size of a stream is a multiple
 # From 512 cells on, ggml's flash attention gives each thread a part of one token's cells, and adds the parts up in half
 # precision; llama.cpp computes over multiples of 256 cells. Our own kernels add in one order.
 _SPLIT_FROM = 256
@@ -70,10 +68,8 @@ _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 class LlamaContext:
     """base.Context over llama.cpp.
 
-    On a device, the KV cache is allocated whole. On a processor, a window of 128k tokens takes its gigabytes only when
-    they are used, and loading does not wait for their zeroing: with Linux, the whole cache has addresses at once and
-    memory on use, see zeroing.py. Elsewhere, and without flash attention, where a token's values are on many pages, it
-    starts small and doubles when it is full.
+    The KV cache is allocated whole. On Linux, and in the machine's own memory, it takes memory on use, see zeroing.py:
+    a window of 128k tokens takes its gigabytes only when they are used, and loading does not wait for their zeroing.
 
     If there are cells for a whole window of each sequence, each has a stream of its own, so that attention skips the
     cells of the others, which makes steps of several rows faster. If there are fewer, all sequences share one pool, in
@@ -120,13 +116,14 @@ class LlamaContext:
         has_streams = is_plain and self.n_cells == load.n_ctx * load.n_seq_max
         self._set_layout(has_streams=has_streams)
         # A batch longer than the cache would make llama.cpp abort.
-        self.n_batch = min(load.n_batch, self.n_cells if self.shares else load.n_ctx)
+        self.n_batch = min(load.n_batch, self.n_cells if self.can_copy else load.n_ctx)
         # A recurrent state takes its memory even if unused, and can't be shared in part.
-        self.n_parked = load.n_parked if self.unified and not model.is_recurrent else 0
+        self.n_parked = load.n_parked if self._is_pool and not model.is_recurrent else 0
         self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
         # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
         n_rollback = 0 if watch or model.sliding_window else load.n_rollback
-        self._rollback = Rollback(n_rollback) if model.is_recurrent else None
+        n_ubatch = min(load.n_ubatch, load.n_batch)
+        self._rollback = Rollback(n_rollback, n_ubatch) if model.is_recurrent else None
         verified = _MAX_VERIFIED if self.cuts or n_rollback else 0
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
         self.heads: PredictionHeads | None = None
@@ -134,13 +131,14 @@ class LlamaContext:
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
-        self._open(self._initial_room())
+        self._create()
         empty = _MAGIC.size + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
             self.close()  # not the plain cache whose format _state() converts
             self._set_layout(has_streams=False)
-            self._open(self._initial_room())
+            self._create()
         self._positions = Positions()
+        self._followers: list[Follower] = [self._positions, *([self._rollback] if self._rollback is not None else [])]
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
@@ -171,16 +169,18 @@ class LlamaContext:
         Args:
             model: of a file with nothing but heads; None for the model's own.
         """
-        n_cells = self.n_cells if self.unified else self.n_ctx * self.n_seq_max
-        self.heads = PredictionHeads(model or self.model, self._load, self.n_seq_max + self.n_parked, n_cells)
+        n_cells = self.n_cells if self._is_pool else self.n_ctx * self.n_seq_max
+        n_sequences = self.n_seq_max + self.n_parked
+        self.heads = PredictionHeads(model or self.model, self._load, self._pointer, n_sequences, n_cells)
+        self._followers.append(self.heads)
         if self._adapters:
             self._set_adapters()
         return self.heads
 
     def switch_heads(self, *, on: bool) -> None:
         """Have the heads follow this context from now on, or not."""
-        if self.heads is not None and self.heads.is_on != on:
-            self.heads.switch(self._pointer, on=on)
+        if self.heads is not None:
+            self.heads.switch(on=on)
 
     def can_use_heads(self, sequence_id: int) -> bool:
         """Return whether the heads can draft after a sequence, i.e. know the hidden state of its last token."""
@@ -200,61 +200,36 @@ class LlamaContext:
     def max_draft(self) -> int:
         return self._rollback.most if self._rollback is not None else self.n_outputs - 1
 
-    # ---- creation and growth ----
+    # ---- creation ----
 
     def _set_layout(self, *, has_streams: bool) -> None:
         """Decide whether sequences share one pool, or have streams and copy prefixes, or share nothing."""
         # llama.cpp takes a pool for one window, and would choose the factors of LongRoPE by its size.
         can_share = self.n_seq_max > 1
-        self.unified = can_share and not has_streams and not self.model.rope_depends_on_window
-        self.shares = self.unified or (can_share and has_streams)
-
-    @property
-    def _max_room(self) -> int:
-        """Cells that the cache may grow to: of all sequences together, or of each."""
-        return self.n_cells if self.unified else self.n_ctx
+        self._is_pool = can_share and not has_streams and not self.model.rope_depends_on_window
+        self.can_copy = self._is_pool or (can_share and has_streams)
+        self.shares_cells, self.splits_batches = self._is_pool, not self._is_pool
 
     @property
     def _is_streamed(self) -> bool:
         """Each sequence has a stream, and prefixes are copied."""
-        return self.shares and not self.unified
+        return self.can_copy and not self._is_pool
 
-    def _initial_room(self) -> int:
-        """Return the initial number of cells: of all sequences together, or of each."""
-        start = max(self._load.n_ctx_start, self.n_batch)
-        if self.on_device or (self.n_seq_max > 1 and not self.shares):
-            return self._max_room
-        if self._is_streamed:
-            return min(_rounded(-(-start // self.n_seq_max)), self.n_ctx)
-        return min(start, self._max_room)
-
-    @property
-    def _takes_memory_on_use(self) -> bool:
-        """The KV cache is in the machine's own memory, and a token's cells are on few of its pages."""
-        return not self.on_device and self._load.flash_attention != "off" and zeroes_on_demand()
-
-    def _open(self, room: int) -> None:
-        """Create the llama_context with `room` cells, or all if only used ones take memory.
+    def _create(self) -> None:
+        """Create the llama_context.
 
         Raises:
             OutOfMemoryError: the context does not fit.
             UsageError: a KV type does not suit the model.
         """
-        if room < self._max_room and self._takes_memory_on_use:
-            with suppress(OutOfMemoryError):  # of addresses, which may be limited
-                self._create(self._max_room)
-                return
-        self._create(room)
-
-    def _create(self, room: int) -> None:
         llama, load = self._llama, self._load
         check_kv_types(self.model, load)
         params = context_parameters(llama, load)
-        params.n_ctx = room if self.unified else room * load.n_seq_max
-        # Parked ids need to count: sequences beyond llama.cpp's n_seq_max are lost when the state moves.
+        room = self.n_cells if self._is_pool else load.n_ctx
+        params.n_ctx = room if self._is_pool else room * load.n_seq_max
         params.n_seq_max = load.n_seq_max + self.n_parked
         params.n_outputs_max = self.n_outputs
-        params.kv_unified = self.unified
+        params.kv_unified = self._is_pool
         if self._rollback is not None:  # llama.cpp aborts if they don't fit into a micro-batch beside one more token
             params.n_rs_seq = min(self._rollback.most, max(params.n_ubatch - 2, 0))
         if self._pooling:
@@ -266,7 +241,9 @@ class LlamaContext:
         params.abort_callback = llama.ggml_abort_callback(_native.abort_callback_address)
         params.abort_callback_data = self.model.flag.address
         self.model.buffer_log.begin_context(llama, verbose=load.verbose)
-        with noting_cleared() as cleared:
+        if not self.on_device:
+            zeroes_on_demand()
+        with ALLOCATING, noting_cleared() as cleared:
             context = llama.llama_init_from_model(self.model.pointer, params)
         if not context:
             raise out_of_memory(load, room, self.model.buffer_log.failed)
@@ -274,55 +251,13 @@ class LlamaContext:
         if not memory and self._needs_memory:
             llama.llama_free(context)
             raise BadModelError("this model can't generate text", why="it is an encoder, made for embeddings")
-        self._pointer, self._memory, self._room = context, memory, room
+        self._pointer, self._memory = context, memory
         llama.llama_set_n_threads(context, *self.n_threads)
         self._kv_buffers = [*filter(can_note_reads, cleared)]  # a stream's first cells can be copied without the others
         if self._rollback is not None:
             self._rollback.most = int(llama.llama_n_rs_seq(context))  # 0 for architectures without snapshots
-            self._rollback.moved()
         if self._adapters:
             self._set_adapters()
-        if self.heads is not None:
-            self.heads.switch(context, on=self.heads.is_on)
-
-    def _rebuild(self, room: int) -> None:
-        """Move the KV cache into a new context. The old one is freed first: both and the copy may not fit.
-
-        Raises:
-            OutOfMemoryError: the new context does not fit; the old one is restored.
-            DecodeError: llama.cpp can't move the state; the old context is restored.
-        """
-        before = self._room
-        try:
-            state = self._whole_state()
-        except MemoryError:
-            raise OutOfMemoryError("there is no memory to move the KV cache") from None
-        self._llama.llama_free(self._pointer)
-        try:
-            self._open(room)
-            self._put_whole_state(state)
-        except (OutOfMemoryError, DecodeError) as failure:
-            if isinstance(failure, DecodeError):
-                self._llama.llama_free(self._pointer)
-            # If restoring fails too, the content of the cache is unknown: the process has to end.
-            try:
-                self._open(before)
-                self._put_whole_state(state)
-            except (OutOfMemoryError, DecodeError) as error:
-                raise ContextLost("the KV cache is lost") from error
-            raise
-
-    def _put_whole_state(self, state: bytearray) -> None:
-        if self._llama.llama_state_set_data(self._pointer, bytes_of(state), len(state)) != len(state):
-            raise DecodeError("llama.cpp could not move the KV cache into another context")
-
-    def _whole_state(self) -> bytearray:
-        """Return the state of all sequences: shared cells once, cells that a sliding window has passed included."""
-        llama = self._llama
-        state = bytearray(llama.llama_state_get_size(self._pointer))
-        if llama.llama_state_get_data(self._pointer, bytes_of(state), len(state)) != len(state):
-            raise DecodeError("llama.cpp could not read out the KV cache")
-        return state
 
     # ---- computation ----
 
@@ -342,42 +277,34 @@ class LlamaContext:
             self.heads.adapt(pointers, count, scales)
 
     def decode(self, batch: Inputs) -> None:
-        """Decode as base.Context.decode(); unless cells are shared, raise OutOfMemoryError if the cache can't grow."""
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
         status = self._batch.decode(self._pointer)
         self._forget_pending()
-        while status == _NO_ROOM:
-            self._make_room(self._batch.n_tokens)
-            status = self._batch.decode(self._pointer)
+        if status == _NO_ROOM:
+            raise CacheFull
         failure = self._failure_of(status)
-        if self._rollback is not None:
-            self._record(batch, is_failed=failure is not None)
+        if isinstance(batch, (list, Sequence)):
+            self._note_decoded(self._positions.of_entries(batch), failure, is_batch=True)
+        else:
+            self._note_decoded([Entry(0, 0, batch.sequence_id, False)], failure, is_batch=False)
         if self._callback is not None:
             self._raise_failure()
         if failure is not None:
             raise failure
-        if self.heads is not None and self.heads.is_on:
-            if isinstance(batch, (list, Sequence)):
-                self.heads.record(self._pointer, self._positions.of_entries(batch))
-            else:
-                self.heads.lose([batch.sequence_id])
 
     def _forget_pending(self) -> None:
         """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""
         self._shifted.clear()
         self._copying.clear()
 
-    def _record(self, batch: Inputs, *, is_failed: bool) -> None:
-        assert self._rollback is not None
-        if isinstance(batch, (list, Sequence)):
-            sequences, n_ubatch = [entry.sequence_id for entry in batch], min(self._load.n_ubatch, self._load.n_batch)
-        else:
-            sequences, n_ubatch = [batch.sequence_id], 0
-        if is_failed:
-            self._rollback.failed(sequences)
-        else:
-            self._rollback.decoded(sequences, n_ubatch)
+    def _note_decoded(self, entries: Sequence[Entry], failure: Exception | None, *, is_batch: bool) -> None:
+        """Tell the followers of a decode call; if it failed, rows that were not of one batch were perhaps decoded."""
+        for follower in self._followers:
+            if failure is None or not is_batch:
+                follower.decoded(entries, is_batch=is_batch)
+            if failure is not None:
+                follower.lost(entry.sequence_id for entry in entries)
 
     def _failure_of(self, status: int) -> Aborted | DecodeError | None:
         if status == _ABORTED:
@@ -386,52 +313,20 @@ class LlamaContext:
         return DecodeError(message, why=f"status {status}") if status else None
 
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
-        run = partial(
-            self._batch.run, vocabulary=self.vocabulary.pointer, rows=rows, limit=limit, overlaps=self.on_device
+        status, n_steps, failed, steps = self._batch.run(
+            self._pointer, self.vocabulary.pointer, rows, limit, overlaps=self.on_device
         )
-        status, n_steps, failed, steps = run(self._pointer)
-        while status == _NO_ROOM and not n_steps:
-            self._make_room(len(rows))
-            status, n_steps, failed, steps = run(self._pointer)  # the cache may have moved
         self._forget_pending()
-        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run makes room
-        if self._rollback is not None:
-            sequences = [row.entry.sequence_id for row in rows]
-            self._rollback.decoded(sequences, n_ubatch=0)
-            if failure is not None:
-                self._rollback.failed(sequences)
-        if self.heads is not None:
-            self.heads.lose(row.entry.sequence_id for row in rows)
+        if status == _NO_ROOM and not n_steps:
+            raise CacheFull
+        failure = None if status == _NO_ROOM else self._failure_of(status)  # the next run raises CacheFull
+        self._note_decoded([row.entry for row in rows], failure, is_batch=False)
         return Run(steps, failed, failure)
 
     def _raise_failure(self) -> None:
         self.synchronize()
         if self._failures:
             raise self._failures.pop()
-
-    def _make_room(self, n_tokens: int) -> None:
-        """Double the cache.
-
-        Raises:
-            CacheFull: the cache has reached its limit, or the memory its end; other sequences could free cells.
-            OutOfMemoryError: there is no more memory, and no other sequence that could free cells.
-        """
-        if self._room >= self._max_room:
-            raise CacheFull
-        try:
-            with ALLOCATING:
-                self._rebuild(min(self._max_room, max(2 * self._room, _rounded(self._room + n_tokens))))
-        except OutOfMemoryError:
-            if not self.shares:
-                raise
-            self.n_ctx = min(self.n_ctx, self._room)
-            self.n_cells = self._room if self.unified else self._room * self.n_seq_max
-            raise CacheFull from None
-
-    @property
-    def room(self) -> int:
-        """Cells that the KV cache has now: of all sequences together, or of each."""
-        return self._room
 
     @property
     def predicts(self) -> bool:
@@ -462,18 +357,19 @@ class LlamaContext:
         if self._memory:
             self._llama.llama_memory_clear(self._memory, False)
         self._forget_pending()
-        self._positions.clear()
-        if self._rollback is not None:
-            self._rollback.clear()
-        if self.heads is not None:
-            self.heads.clear()
+        for sequence_id in range(self.n_seq_max + self.n_parked):
+            self._note_cut(sequence_id, 0, 0, 0)
+
+    def _note_cut(self, sequence_id: int, start: int, position: int, n_dropped: int) -> None:
+        for follower in self._followers:
+            follower.cut(sequence_id, start, position, n_dropped)
 
     def can_forget(self, sequence_id: int, start: int) -> bool:
         position = self._positions.at(sequence_id, start)
         if position is None or start == 0:
             return start == 0
         n_dropped = self._n_positions(sequence_id) - position
-        if self._rollback is not None and not self._rollback.can_drop(sequence_id, n_dropped):
+        if not all(follower.can_cut(sequence_id, n_dropped) for follower in self._followers):
             return False
         window = self.model.sliding_window  # all of it has to be cached
         return n_dropped <= 0 or not window or self._first(sequence_id) <= max(0, position - window + 1)
@@ -485,13 +381,7 @@ class LlamaContext:
         n_dropped = self._n_positions(sequence_id) - position
         is_removed = bool(self._llama.llama_memory_seq_rm(self._memory, sequence_id, position, _TO_THE_END))
         if is_removed:
-            self._positions.cut(sequence_id, start)
-            if self.heads is not None:
-                self.heads.cut(sequence_id, position)
-            if self._rollback is not None:
-                self._rollback.dropped(sequence_id, n_dropped)
-                if start == 0:
-                    self._rollback.replaced(sequence_id)
+            self._note_cut(sequence_id, start, position, n_dropped)
         return is_removed
 
     def _n_positions(self, sequence_id: int) -> int:
@@ -511,42 +401,35 @@ class LlamaContext:
             return False
         llama.llama_memory_seq_add(memory, sequence_id, end, _TO_THE_END, start - end)
         self._shifted.add(sequence_id)
-        if self.heads is not None:
-            self.heads.lose([sequence_id])
+        self._note_cut(sequence_id, start, start, end - start)
         return True
 
     def copy(self, source: int, target: int, length: int, checkpoint: bytearray | memoryview | None = None) -> bool:
-        if not self.shares or source in self._shifted:
+        if not self.can_copy or source in self._shifted:
             return False
-        if self.unified or self.on_device:
-            if not self._copy_shared(source, target):
-                return False
-            if not self.unified:
-                self._copying.add(target)
-        elif not self._copy_stream(source, target, length):
-            return False
-        self._positions.copy(source, target)
-        if self.heads is not None:
-            self.heads.copy(source, target)
-        if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
-            return True
+        by_llama_cpp = self._is_pool or self.on_device
+        if self._copy_all(source, target) if by_llama_cpp else self._copy_stream(source, target, length):
+            for follower in self._followers:
+                follower.copied(source, target)
+            if self.forget(target, length) or (checkpoint is not None and self.go_back(target, checkpoint, length)):
+                return True
         self.forget(target, 0)
         return False
 
-    def _copy_shared(self, source: int, target: int) -> bool:
-        """Let two sequences share their cells."""
-        rollback = self._rollback
+    def _copy_all(self, source: int, target: int) -> bool:
+        """Have llama.cpp let two sequences share their cells, or copy a stream with the next decode."""
         # llama.cpp would give the target the state without the rollback.
-        state = self._checkpoint(source) if rollback is not None and rollback.is_pending(source) else None
+        is_pending = self._rollback is not None and self._rollback.is_pending(source)
+        state = self._checkpoint(source) if is_pending else None
         if state is not None and not state:
             return False
         self._llama.llama_memory_seq_cp(self._memory, source, target, 0, _TO_THE_END)
-        if rollback is not None:
-            rollback.copied(source, target)
+        if not self._is_pool:
+            self._copying.add(target)
         return state is None or self._put_checkpoint(target, state)
 
     def n_copied(self, source: int, length: int) -> int:
-        if self.unified or self.on_device or not self.shares:
+        if self._is_pool or self.on_device or not self.can_copy:
             return 0
         return length if self._kv_buffers else self._length(source)
 
@@ -566,11 +449,24 @@ class LlamaContext:
         return bool(llama.llama_state_seq_set_data(self._pointer, state, len(state), target) == len(state))
 
     def checkpoint(self, sequence_id: int) -> bytearray:
-        state = self._checkpoint(sequence_id)
-        return self.heads.saved(sequence_id, is_whole=False).appended_to(state) if self.heads is not None else state
+        return self._with_saved(sequence_id, self._checkpoint(sequence_id), is_whole=False)
+
+    def _with_saved(self, sequence_id: int, state: bytearray, *, is_whole: bool) -> bytearray:
+        """Return a state with what the followers save, unless it is empty."""
+        for part in self._saved(sequence_id, is_whole=is_whole) if state else ():
+            state += part
+        return state
+
+    def _saved(self, sequence_id: int, *, is_whole: bool) -> list[bytes | bytearray | memoryview]:
+        return [part for follower in self._followers for part in follower.saved(sequence_id, is_whole=is_whole)]
+
+    def _can_save(self, sequence_id: int) -> bool:
+        """Return whether a state includes all: it lacks pending shifts and copies, and the positions of images."""
+        is_pending = sequence_id in self._shifted or sequence_id in self._copying
+        return not is_pending and all(follower.can_save(sequence_id) for follower in self._followers)
 
     def _checkpoint(self, sequence_id: int) -> bytearray:
-        if sequence_id in self._shifted or self._positions.differ(sequence_id):
+        if not self._can_save(sequence_id):
             return bytearray()
         llama, where = self._llama, (sequence_id, _PARTIAL)
         state = bytearray(llama.llama_state_seq_get_size_ext(self._pointer, *where))
@@ -579,35 +475,25 @@ class LlamaContext:
 
     def go_back(self, sequence_id: int, checkpoint: bytearray | memoryview, length: int) -> bool:
         state, saved = SavedHeads.split(checkpoint)
-        if not (self._put_checkpoint(sequence_id, state) and self.forget(sequence_id, length)):
+        if not self._put_checkpoint(sequence_id, state):
             return False
-        if self.heads is not None:
-            self.heads.go_back(sequence_id, saved)
-        return True
+        for follower in self._followers:
+            follower.restored(sequence_id, saved, is_whole=False)
+        return self.forget(sequence_id, length)
 
     def _put_checkpoint(self, sequence_id: int, checkpoint: bytearray | memoryview) -> bool:
         source = bytes_of(checkpoint), len(checkpoint), sequence_id, _PARTIAL
-        is_restored = self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint)
-        if is_restored and self._rollback is not None:
-            self._rollback.replaced(sequence_id)
-        return bool(is_restored)
+        return bool(self._llama.llama_state_seq_set_data_ext(self._pointer, *source) == len(checkpoint))
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
-        if not self._has_state(sequence_id):
-            return bytearray()
-        state = self._state(sequence_id)
-        return self.heads.saved(sequence_id, is_whole=True).appended_to(state) if self.heads is not None else state
-
-    def _has_state(self, sequence_id: int) -> bool:
-        """Return whether a state includes all: it lacks pending shifts and copies, and the positions of images."""
-        is_pending = sequence_id in self._shifted or sequence_id in self._copying
-        return not (is_pending or self._positions.differ(sequence_id))
+        state = self._state(sequence_id) if self._can_save(sequence_id) else bytearray()
+        return self._with_saved(sequence_id, state, is_whole=True)
 
     def state_bytes(self, sequence_id: int) -> int:
         """Return the size of state(), at most: the zeros after it are few."""
         n_bytes = int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id)) + len(_OTHER_STREAMS)
-        return n_bytes + (self.heads.state_bytes(sequence_id) if self.heads is not None else 0)
+        return n_bytes + sum(follower.saved_bytes(sequence_id) for follower in self._followers)
 
     def _state(self, sequence_id: int) -> bytearray:
         llama = self._llama
@@ -622,7 +508,7 @@ class LlamaContext:
         return state
 
     def write_state(self, sequence_id: int, path: Path) -> int | None:
-        if not self._has_state(sequence_id):
+        if not self._can_save(sequence_id):
             return None
         n_bytes = self._llama.llama_state_seq_save_file(self._pointer, os.fsencode(path), sequence_id, None, 0)
         if not n_bytes or n_bytes != path.stat().st_size:  # llama.cpp does not say why, nor that closing it failed
@@ -635,8 +521,7 @@ class LlamaContext:
                 file.write(_COUNT.pack(1))
             file.seek(0, os.SEEK_END)
             file.write(_OTHER_STREAMS)
-            if self.heads is not None:
-                file.writelines(self.heads.saved(sequence_id, is_whole=True).parts)
+            file.writelines(self._saved(sequence_id, is_whole=True))
         return start
 
     def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
@@ -645,17 +530,11 @@ class LlamaContext:
             return False
         self.forget(sequence_id, 0)
         target, saved = SavedHeads.split(state)
-        while not self._put_state(sequence_id, target):
+        if not self._put_state(sequence_id, target):
             self.forget(sequence_id, 0)
-            used = self._used() if self.unified else 0
-            if self._room >= min(self._max_room, used + n_tokens) or self._shifted:
-                return False
-            try:
-                self._make_room(n_tokens)
-            except (CacheFull, OutOfMemoryError, DecodeError):
-                return False
-        if self.heads is not None:
-            self.heads.restore(sequence_id, saved)
+            return False
+        for follower in self._followers:
+            follower.restored(sequence_id, saved, is_whole=True)
         return True
 
     def _put_state(self, sequence_id: int, state: memoryview) -> bool:
@@ -666,14 +545,8 @@ class LlamaContext:
         n_read = self._llama.llama_state_seq_set_data(self._pointer, bytes_of(state), len(state), sequence_id)
         if self._is_streamed:
             _COUNT.pack_into(state, _MAGIC.size, 1)
-        if self._rollback is not None:
-            self._rollback.replaced(sequence_id)
         # What is left is some of the zeros.
         return bool(n_read) and len(state) - n_read <= 2 * len(_OTHER_STREAMS) and not any(state[n_read:])
-
-    def _used(self) -> int:
-        """Return the maximum number of cells in use: shared cells count for each sequence."""
-        return sum(map(self._length, range(self.n_seq_max + self.n_parked)))
 
     def _length(self, sequence_id: int) -> int:
         last = int(self._llama.llama_memory_seq_pos_max(self._memory, sequence_id))
@@ -684,7 +557,3 @@ def _is_on_device(load: Load) -> bool:
     """Return whether layers, and with them their KV cache, are computed by a GPU or another machine."""
     has_gpus = load.gpu_layers and device_names(load.device) != (NO_DEVICE,) and gpus()
     return bool(load.workers or has_gpus)
-
-
-def _rounded(cells: int) -> int:
-    return -(-cells // _STEP) * _STEP

@@ -10,13 +10,13 @@ Owns that llama_context and what it holds; must not know which drafts are accept
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmrun import _native
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry
+from llmrun.engine.llama.followers import UNKNOWN, Follower, SavedHeads
 from llmrun.engine.llama.library import bytes_of, nextn_functions
 from llmrun.engine.llama.parameters import context_parameters
 from llmrun.errors import OutOfMemoryError
@@ -29,45 +29,6 @@ _TO_THE_END = -1
 _NO_ROOM, _ABORTED = 1, 2  # status of llama_decode
 _KEPT_ROWS = 16  # the last rows of a sequence that wait: a step with drafts may be cut within them
 _MAX_WAITING = 48
-_UNKNOWN = -1
-# What follows a saved state of the target: a magic number, bytes of the heads' state and of the hidden state before the
-# next token, the heads' first position, and the number of positions.
-_FOOTER = struct.Struct("<8sQQqq")
-_MAGIC = b"LLMRUNH1"
-
-
-class SavedHeads(NamedTuple):
-    """The heads' state of a sequence, as it is saved with the target's state."""
-
-    state: bytearray | memoryview = bytearray()  # from llama.cpp; empty for a checkpoint of the target
-    before: bytes = b""  # hidden state of the last position
-    start: int = 0  # first position with a cell
-    n_positions: int = _UNKNOWN
-
-    @property
-    def parts(self) -> tuple[bytearray | memoryview, bytes, bytes]:
-        """What follows the target's state."""
-        footer = _FOOTER.pack(_MAGIC, len(self.state), len(self.before), self.start, self.n_positions)
-        return self.state, self.before, footer
-
-    def appended_to(self, state: bytearray) -> bytearray:
-        """Return the target's state with this one after it."""
-        for part in self.parts if state else ():
-            state += part
-        return state
-
-    @classmethod
-    def split(cls, state: bytearray | memoryview) -> tuple[memoryview, SavedHeads]:
-        """Return the target's state, and what follows it, without copies."""
-        state = memoryview(state)
-        end = len(state) - _FOOTER.size
-        if end < 0 or state[end : end + len(_MAGIC)] != _MAGIC:
-            return state, cls()
-        _, n_state, n_before, start, n_positions = _FOOTER.unpack_from(state, end)
-        middle, begin = end - n_before, end - n_before - n_state
-        if begin < 0:
-            return state, cls()
-        return state[:begin], cls(state[begin:middle], bytes(state[middle:end]), start, n_positions)
 
 
 class _Row(NamedTuple):
@@ -88,13 +49,13 @@ class _Cells:
 
     start: int = 0
     length: int = 0
-    n_positions: int = _UNKNOWN  # that the target has decoded; unknown after a gap
+    n_positions: int = UNKNOWN  # that the target has decoded; unknown after a gap
     newest: int = -1  # token of the last cell, if the target has not decoded it
     before: bytes = b""  # hidden state of the target's last position
     waiting: list[_Row] = field(default_factory=list)
 
 
-class PredictionHeads:
+class PredictionHeads(Follower):
     """The context of a model's heads, beside the target's.
 
     Attributes:
@@ -103,10 +64,11 @@ class PredictionHeads:
         n_outputs: maximum rows with logits in a batch.
     """
 
-    def __init__(self, model: LlamaModel, load: Load, n_sequences: int, n_cells: int) -> None:
+    def __init__(self, model: LlamaModel, load: Load, target: Any, n_sequences: int, n_cells: int) -> None:
         """Create the context.
 
         Args:
+            target: the llama_context to follow.
             n_sequences, n_cells: of the target's context.
 
         Raises:
@@ -118,7 +80,7 @@ class PredictionHeads:
             raise DecodeError("the model was loaded without prediction heads")
         if functions is None:
             raise DecodeError("this build of llama.cpp exports no functions for prediction heads")
-        self._functions, self._llama, self.model = functions, model.llama, model
+        self._functions, self._llama, self.model, self._target = functions, model.llama, model, target
         self.vocabulary = model.vocabulary
         llama = self._llama
         params = context_parameters(llama, load)
@@ -151,24 +113,27 @@ class PredictionHeads:
     def close(self) -> None:
         self._llama.llama_free(self._pointer)
 
-    def switch(self, target: Any, *, on: bool) -> None:
-        """Have a target context give hidden states of all rows, or none; also necessary for a new one."""
-        self._functions.set_embeddings(target, on, False)
+    def switch(self, *, on: bool) -> None:
+        """Have the target give hidden states of all rows, or none."""
         if on != self.is_on:
+            self._functions.set_embeddings(self._target, on, False)
             self.is_on = on
-            self.clear()
+            self._lose(self._cells)
 
     def adapt(self, pointers: Any, count: int, scales: Any) -> None:
         """Set the adapters of the target."""
         self._llama.llama_set_adapters_lora(self._pointer, pointers, count, scales)
 
-    # ---- mirroring the target ----
+    # ---- following the target ----
 
-    def record(self, target: Any, entries: Sequence[Entry]) -> None:
-        """Take the hidden states of a batch that a target context has decoded; positions as llama.cpp has them."""
-        address = ctypes.cast(self._functions.get_embeddings(target), ctypes.c_void_p).value
+    def decoded(self, entries: Sequence[Entry], *, is_batch: bool) -> None:
+        """Take the hidden states of a batch."""
+        if not self.is_on:
+            return
+        states: Any = self._functions.get_embeddings(self._target) if is_batch else None
+        address = ctypes.cast(states, ctypes.c_void_p).value
         if not address:
-            self.lose(entry.sequence_id for entry in entries)
+            self._lose(entry.sequence_id for entry in entries)
             return
         for index, (token, position, sequence_id, _) in enumerate(entries):
             cells = self._cells[sequence_id]
@@ -183,7 +148,7 @@ class PredictionHeads:
         long = [each for each in {entry.sequence_id for entry in entries} if self._n_waiting(each) > _MAX_WAITING]
         self._feed(long, kept=_KEPT_ROWS)
 
-    def lose(self, sequence_ids: Iterable[int]) -> None:
+    def _lose(self, sequence_ids: Iterable[int]) -> None:
         """Forget sequences: the target has decoded tokens whose hidden states are unknown."""
         for sequence_id in sequence_ids:
             cells = self._cells[sequence_id]
@@ -191,16 +156,16 @@ class PredictionHeads:
                 self._remove(sequence_id, 0)
             self._cells[sequence_id] = _Cells()
 
-    def clear(self) -> None:
-        self.lose(self._cells)
+    def cut(self, sequence_id: int, start: int, position: int, n_dropped: int) -> None:
+        self._cut(sequence_id, position)
 
-    def cut(self, sequence_id: int, position: int) -> None:
+    def _cut(self, sequence_id: int, position: int) -> None:
         """Cut a sequence to the positions before this one."""
         cells = self._cells[sequence_id]
-        if cells.n_positions == _UNKNOWN:
+        if cells.n_positions == UNKNOWN:
             return
         if position <= cells.start:
-            self.lose([sequence_id])
+            self._lose([sequence_id])
             if position == 0:
                 self._cells[sequence_id].n_positions = 0  # it begins anew, without a gap
             return
@@ -211,11 +176,10 @@ class PredictionHeads:
         if cells.length > position:
             self._remove(sequence_id, position)
 
-    def copy(self, source: int, target: int) -> None:
-        """Give a sequence the content of another one."""
-        self.lose([target])
+    def copied(self, source: int, target: int) -> None:
+        self._lose([target])
         found = self._cells[source]
-        if found.n_positions == _UNKNOWN:
+        if found.n_positions == UNKNOWN:
             return
         if found.length > found.start:
             self._llama.llama_memory_seq_cp(self._memory, source, target, found.start, _TO_THE_END)
@@ -224,14 +188,15 @@ class PredictionHeads:
             found.start, found.length, found.n_positions, newest, found.before, list(found.waiting)
         )
 
-    def state_bytes(self, sequence_id: int) -> int:
-        """Return the size of what saved() returns for the whole sequence, about."""
+    def saved_bytes(self, sequence_id: int) -> int:
         return int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id))
 
-    def saved(self, sequence_id: int, *, is_whole: bool) -> SavedHeads:
-        """Return what to save with the target's state, or with a checkpoint of it."""
+    def saved(self, sequence_id: int, *, is_whole: bool) -> Sequence[bytes | bytearray | memoryview]:
+        return self._saved(sequence_id, is_whole=is_whole).parts
+
+    def _saved(self, sequence_id: int, *, is_whole: bool) -> SavedHeads:
         cells = self._cells[sequence_id]
-        if cells.n_positions == _UNKNOWN:
+        if cells.n_positions == UNKNOWN:
             return SavedHeads()
         state = bytearray()
         if is_whole:
@@ -240,14 +205,17 @@ class PredictionHeads:
             llama = self._llama
             state = bytearray(llama.llama_state_seq_get_size(self._pointer, sequence_id))
             del state[llama.llama_state_seq_get_data(self._pointer, bytes_of(state), len(state), sequence_id) :]
-            if self._cells[sequence_id].n_positions == _UNKNOWN:
+            if self._cells[sequence_id].n_positions == UNKNOWN:
                 return SavedHeads()
         return SavedHeads(state, cells.before, cells.start, cells.n_positions)
 
-    def restore(self, sequence_id: int, saved: SavedHeads) -> None:
+    def restored(self, sequence_id: int, saved: SavedHeads, *, is_whole: bool) -> None:
+        self._restore(sequence_id, saved) if is_whole else self._go_back(sequence_id, saved)
+
+    def _restore(self, sequence_id: int, saved: SavedHeads) -> None:
         """Replace a sequence by what was saved with the target's state."""
-        self.lose([sequence_id])
-        if not self.is_on or saved.n_positions == _UNKNOWN or len(saved.before) not in (0, self._row_bytes):
+        self._lose([sequence_id])
+        if not self.is_on or saved.n_positions == UNKNOWN or len(saved.before) not in (0, self._row_bytes):
             return
         data = saved.state
         n_read = self._llama.llama_state_seq_set_data(self._pointer, bytes_of(data), len(data), sequence_id)
@@ -258,11 +226,11 @@ class PredictionHeads:
         else:
             self._remove(sequence_id, 0)
 
-    def go_back(self, sequence_id: int, saved: SavedHeads) -> None:
+    def _go_back(self, sequence_id: int, saved: SavedHeads) -> None:
         """Cut a sequence as the target was cut to a checkpoint."""
-        if saved.n_positions == _UNKNOWN:
+        if saved.n_positions == UNKNOWN:
             return
-        self.cut(sequence_id, saved.n_positions)
+        self._cut(sequence_id, saved.n_positions)
         cells = self._cells[sequence_id]
         if cells.n_positions == saved.n_positions and not cells.before and len(saved.before) == self._row_bytes:
             cells.before = saved.before
@@ -293,7 +261,7 @@ class PredictionHeads:
             try:
                 self._decode([(row.token, row.position, each, row.before) for row, each in part], has_outputs=False)
             except (Aborted, CacheFull, DecodeError):
-                self.lose({each for _, each in rows})
+                self._lose({each for _, each in rows})
                 return
 
     def _take(self, sequence_id: int, kept: int) -> list[_Row]:
@@ -352,7 +320,7 @@ class PredictionHeads:
         try:
             self._decode(rows, has_outputs=True)
         except (Aborted, CacheFull, DecodeError):
-            self.lose(sequences)
+            self._lose(sequences)
             raise
         for sequence_id, row in zip(sequences, found, strict=True):
             address = ctypes.cast(self._functions.get_embedding(self._pointer, row), ctypes.c_void_p).value
@@ -362,7 +330,7 @@ class PredictionHeads:
         """Remove drafted cells: they hold the head's hidden states, not the target's."""
         for sequence_id in sequences:
             cells = self._cells[sequence_id]
-            if self._drafted.pop(sequence_id, 0) and cells.n_positions != _UNKNOWN:
+            if self._drafted.pop(sequence_id, 0) and cells.n_positions != UNKNOWN:
                 self._llama.llama_memory_seq_rm(self._memory, sequence_id, cells.length, _TO_THE_END)
 
     def logits(self, row: int) -> int:

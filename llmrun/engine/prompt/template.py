@@ -15,6 +15,7 @@ from functools import cached_property, lru_cache, partial
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
+from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.prompt.call_syntax import find_syntax, for_vocabulary, syntax_by_vocabulary
 from llmrun.engine.prompt.control_texts import ControlTexts, Part, Placeholders
 from llmrun.engine.prompt.conversation import TemplateRules, fit
@@ -481,14 +482,18 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
     """
     if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
         return work()  # signals reach the main thread only, and Windows has no timers
-    end, memory = time.thread_time() + seconds, _resident_bytes()
+    end, memory, n_ended = time.thread_time() + seconds, _own_bytes(), ALLOCATING.n_ended
     is_running = True
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal memory, n_ended
         remaining = end - time.thread_time()
         if remaining <= 0:
             raise _OverdueError
-        if _resident_bytes() - memory > MAX_GROWTH_BYTES:
+        now = _own_bytes()
+        if ALLOCATING.n_open or ALLOCATING.n_ended != n_ended:  # what another thread takes is not the template's
+            memory, n_ended = now, ALLOCATING.n_ended
+        if now - memory > MAX_GROWTH_BYTES:
             raise MemoryError
         if is_running:  # else the timer would outlive this handler, and kill the process
             signal.setitimer(signal.ITIMER_REAL, min(max(remaining, _MIN_SECONDS), _POLL_SECONDS))
@@ -503,13 +508,14 @@ def _in_time(work: Callable[[], _Result], seconds: float) -> _Result:
         signal.signal(signal.SIGALRM, handler)
 
 
-def _resident_bytes() -> int:
-    """Return the memory of the process on Linux, else 0.
+def _own_bytes() -> int:
+    """Return the memory of the process on Linux, without files such as the weights; elsewhere 0.
 
     A limit of the system's (RLIMIT_AS) would end allocations of other threads too.
     """
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - every few milliseconds
-            return int(file.read().split()[1]) * 4096
+            _, resident, shared, *_ = map(int, file.read().split())
+            return (resident - shared) * 4096
     except (OSError, ValueError):
         return 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from llmrun.engine.core.media import PlacedChunk, PromptMedia, text_only
 from llmrun.engine.core.metrics import PreparationClock
 from llmrun.engine.core.prefix import Salt
-from llmrun.engine.llama.base import ALLOCATING, check_tokens, vocabulary_pieces
+from llmrun.engine.llama.base import check_tokens, vocabulary_pieces
 from llmrun.engine.llama.media import MediaChunk, Projector
 from llmrun.engine.prompt.control_texts import PRIVATE, ControlTexts, Part, text_of
 from llmrun.engine.prompt.history import (
@@ -228,7 +228,7 @@ class PromptWriter:
         if is_trial:
             called = {call.name for message in messages for call in message.tool_calls}
             tools = tuple(tool for tool in tools if tool.name in called) or tools[:1]
-        with ALLOCATING, self.clock.phase("template"):
+        with self.clock.phase("template"):
             send(Rendering(generate.request))
             parts = self.chat_template(request.template).render(
                 messages,

@@ -317,7 +317,7 @@ def needed_memory(case: Case, header: Header) -> int:
     """Return the memory for a test: weights, KV cache (twice at a depth, whose state is saved), scratch."""
     n_ctx = case.test.n_tokens + case.test.n_depth
     ubatch = max(UBATCH, min(case.settings.n_ubatch, case.settings.n_batch))
-    parts = memory(header, n_ctx, start=n_ctx, ubatch=ubatch)
+    parts = memory(header, n_ctx, ubatch=ubatch)
     kv = parts.kv * case.settings.kv_element_bytes / 2.0
     if case.test.n_depth and not case.test.chat:
         kv *= 1 + case.test.n_depth / n_ctx

@@ -108,7 +108,7 @@ class BenchedModel:
         """Return how to load the model for a case; environment is that of all tests but chats."""
         if case.test.chat and self.usual is not None:
             return self.usual
-        load = Load.of(case.settings, str(self.path), n_ctx=0, n_ctx_start=0, adapters=self.adapters)
+        load = Load.of(case.settings, str(self.path), n_ctx=0, adapters=self.adapters)
         if self.spread is not None:
             workers, counts, gpu_layers = self.spread.workers, self.spread.layer_counts, self.spread.gpu_layers
             load = replace(load, workers=workers, layer_counts=counts, gpu_layers=gpu_layers)

@@ -544,7 +544,7 @@ def _usual(name: str, spec: ModelSpec, path: Path, lists: BenchArguments) -> Loa
         model = prepare(spec, path, preferences, expected=A_CHAT, adapters=lists.adapters)
     except OutOfMemoryError:
         return None
-    load = replace(model.load, n_ctx=0, n_ctx_start=0)  # each test has its own
+    load = replace(model.load, n_ctx=0)  # each test has its own
     return Loading(load, model.tuned.environment if model.tuned else {})
 
 

@@ -182,7 +182,7 @@ def check_sample(n_ctx: int | None, chunks: int | None, *, long: bool) -> None:
 def check_memory(headers: list[Header], n_ctx: int, scored: int, free: int) -> None:
     """Raise OutOfMemoryError if the models don't fit into memory together, each with two copies of a batch's logits."""
     logits = 2 * 4 * min(UBATCH, scored)  # bytes per token of the vocabulary
-    needed = sum(memory(header, n_ctx, start=n_ctx).needed + logits * header.n_vocab for header in headers)
+    needed = sum(memory(header, n_ctx).needed + logits * header.n_vocab for header in headers)
     if needed <= free:
         return
     both = len(headers) > 1

@@ -257,7 +257,7 @@ class LocalMeasurements:
     def time(self, row: CardRow, model: Path, on_share: OnShare) -> CardRow:
         """Measure the speed of a model once, in an engine process of its own."""
         settings = replace(self._preferences.settings(probe()), threads=self.method.threads)
-        load = Load.of(settings, str(model.absolute()), n_ctx=0, n_ctx_start=0)
+        load = Load.of(settings, str(model.absolute()), n_ctx=0)
         with closing(EngineClient()) as engine:
             on_share(0.1)
             prefill = engine.do(BENCH, Bench(load, BenchTest(n_prompt=_PROMPT), repetitions=1))

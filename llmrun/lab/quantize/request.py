@@ -185,7 +185,7 @@ def goal_bytes(goal: SizeGoal, header: Header, hardware: Hardware) -> int:
 def _largest_fitting(header: Header, hardware: Hardware, n_ctx: int | None) -> int:
     window = n_ctx or trained_context(header)
     free = hardware.memory_available
-    overhead = memory(header, window, start=window if hardware.kv_on_use else None).needed - header.weight_bytes
+    overhead = memory(header, window).needed - header.weight_bytes
     room = free - margin(free) - overhead
     if room <= header.n_parameters * _MIN_BITS / 8:
         raise OutOfMemoryError(

@@ -82,7 +82,7 @@ class BeamsFound:
     steps: int  # of decoding; the first tokens come from the prompt's logits
     rows: int  # tokens decoded in all steps
     decode_seconds: float
-    cells: int  # of the KV cache that all beams share, at the end
+    cells: int  # of the KV cache that the beams have used together
     is_full: bool  # the search ended because the KV cache was full
     is_cancelled: bool
 

@@ -32,7 +32,7 @@ def test_one_system_prompt_is_computed_once_and_copied() -> None:
     for request in range(6):
         crowd.ask(SYSTEM + f"{request}?", SAMPLING, most=5, request=request)
     crowd.run()
-    assert not crowd.context.unified
+    assert not crowd.context.shares_cells
     assert crowd.computed() == len(SYSTEM) + 6 * (2 + 4)
     assert [crowd.text(request) for request in range(6)] == [alone(SYSTEM + f"{request}?", 5) for request in range(6)]
     assert crowd.engine.status(0).cells_shared == 0

@@ -57,7 +57,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Llama
 
 def load(**changes: Any) -> Load:
     exact = {"kv_type_k": "f32", "kv_type_v": "f32", "flash_attention": "off"}
-    return replace(Load("", N_CTX, N_CTX), **{**exact, **changes})
+    return replace(Load("", N_CTX), **{**exact, **changes})
 
 
 def searched(
@@ -68,7 +68,6 @@ def searched(
     *,
     limits: Limits | None = None,
     longest: int = LONGEST,
-    start: int = N_CTX,
     cells: int = 8 * N_CTX,
     root: BeamState | None = None,
     whole: bool = False,
@@ -78,7 +77,7 @@ def searched(
     kept = steps if steps is not None else []
     branches = Branches(prompt, model.vocabulary, sampling, limits or Limits(longest), root or BeamState(0))
     search = BeamSearch(settings, longest, n_ends=len(branches.end_tokens), whole=whole)
-    wanted = load(n_ctx=cells, n_ctx_start=start, n_seq_max=settings.beams, n_cells=cells, n_batch=32)
+    wanted = load(n_ctx=cells, n_seq_max=settings.beams, n_cells=cells, n_batch=32)
     with closing(LlamaContext(model, wanted)) as context:
         return BeamDecoder(context, search, branches, told or kept.append).run(prompt)
 
@@ -117,12 +116,12 @@ def test_a_cache_that_is_full_ends_the_search_with_what_there_is(models: dict[st
     assert 256 // 4 - len(PROMPT) <= len(full.answers[0].tokens) < 400
 
 
-def test_the_cache_grows_while_branches_do(models: dict[str, LlamaModel]) -> None:
+def test_the_cells_that_branches_have_used_are_counted(models: dict[str, LlamaModel]) -> None:
     model = models["LlamaForCausalLM"]
-    small = searched(model, PROMPT, LONG, SamplingParams(), longest=400, cells=2048)
-    large = searched(model, PROMPT, LONG, SamplingParams(), longest=400, cells=2048, start=2048)
-    assert [answer.tokens for answer in small.answers] == [answer.tokens for answer in large.answers]
-    assert N_CTX < small.cells < large.cells
+    found = searched(model, PROMPT, LONG, SamplingParams(), cells=2048)
+    assert found.cells == len(PROMPT) + found.rows < 2048
+    more = searched(model, PROMPT, LONG, SamplingParams(), longest=400, cells=512)
+    assert more.cells == 512, "freed cells are used again"
 
 
 def test_steps_tell_the_whole_tree(models: dict[str, LlamaModel]) -> None:

@@ -52,7 +52,7 @@ def measure(
         phases.append(update.phase)
         assert (update.repetition is not None) == (update.phase == "measured")
 
-    asked = Load(str(path), 0, 0, **{"n_batch": 16, "n_ubatch": 16, **load})  # type: ignore[arg-type]
+    asked = Load(str(path), 0, **{"n_batch": 16, "n_ubatch": 16, **load})  # type: ignore[arg-type]
     return engine.do(BENCH, Bench(asked, test, repetitions), hear), phases
 
 
@@ -124,7 +124,7 @@ def test_what_the_front_raises_ends_the_engine(engine: EngineClient, model: Path
         raise LlmrunError("enough")
 
     with pytest.raises(LlmrunError, match="enough"):
-        engine.do(BENCH, Bench(Load(str(model), 0, 0), BenchTest(4)), stop)
+        engine.do(BENCH, Bench(Load(str(model), 0), BenchTest(4)), stop)
     assert not engine.alive
 
 
@@ -134,7 +134,7 @@ def test_the_same_seed_decodes_the_same_tokens(model: Path) -> None:
     from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
-    load = Load(str(model), 64, 64, n_batch=16)
+    load = Load(str(model), 64, n_batch=16)
     contexts = [BenchContext(weights, load, seed) for seed in (1, 1, 2)]
     works = [context.prompt(40, 8) for context in contexts]
     tokens = [[entry.token for batch in work.batches for entry in batch] for work in works]
@@ -152,7 +152,7 @@ def test_the_cache_holds_what_a_test_says(model: Path) -> None:
     from llmrun.engine.llama.model import LlamaModel
 
     weights = LlamaModel(str(model), 0, _native.CancelFlag())
-    bench = BenchContext(weights, Load(str(model), 64, 64, n_batch=16), 1)
+    bench = BenchContext(weights, Load(str(model), 64, n_batch=16), 1)
     context = bench.context
 
     def held() -> int:

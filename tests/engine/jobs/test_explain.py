@@ -87,7 +87,7 @@ def answered(path: Path) -> Iterator[Callable[..., LoadedModel]]:
     ) -> LoadedModel:
         weights = LlamaModel(str(path), 0, _native.CancelFlag(), repack=repack)
         opened.insert(0, weights)
-        load = replace(Load(str(path), 128, 128, threads=1, kv_type_k="f32", kv_type_v="f32"), **changes)
+        load = replace(Load(str(path), 128, threads=1, kv_type_k="f32", kv_type_v="f32"), **changes)
         context = LlamaContext(weights, load)
         opened.insert(0, context)
         loaded = LoadedModel(weights, context, load)

@@ -94,7 +94,7 @@ class Embedding:
         self.flag, self.share = _native.CancelFlag(), TimeShare()
         self.weights = LlamaModel(str(path), 0, self.flag)
         self.pooling = pooling_of(read_header(path))
-        load = Load(str(path), n_ctx, n_ctx, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
+        load = Load(str(path), n_ctx, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off")
         self.loaded = LoadedModel(self.weights, LlamaContext(self.weights, load, encodes=True), load)
 
     def done(self, *texts: str, **changes: Any) -> TextsEmbedded:
@@ -164,7 +164,7 @@ def test_a_text_longer_than_a_batch_is_what_it_is_in_one_context(pooling: str, m
     embedding = model(QWEN3, n_ctx=4 * BATCH_TOKENS)
     long = tuple(number % 200 for number in range(3 * BATCH_TOKENS + 7))
     load = Load(
-        "", 2048, 2048, n_batch=2048, n_ubatch=2048, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off"
+        "", 2048, n_batch=2048, n_ubatch=2048, threads=1, kv_type_k="f32", kv_type_v="f32", flash_attention="off"
     )
     with closing(LlamaContext(embedding.weights, load, n_outputs=2048, pooling=pooling)) as context:
         context.decode([Entry(token, position, 0, True) for position, token in enumerate(long)])

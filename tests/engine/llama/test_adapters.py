@@ -65,24 +65,8 @@ def logits(context: LlamaContext, ids: list[int], start: int = 0) -> Any:
     return np.ctypeslib.as_array(array.from_address(context.logits(last))).copy()
 
 
-def test_a_cache_that_grows_keeps_the_adapters(files: AdaptedModel, model: LlamaModel) -> None:
-    ids = [3 + number % 90 for number in range(300)]
-    load = Load("", 512, 256, n_batch=128, adapters=(adapter(files.adapter),), **EXACT)  # type: ignore[arg-type]
-    found: list[Any] = []
-    for start in (512, 256):  # the second one grows behind 256 tokens
-        context = LlamaContext(model, load.__class__(**{**_fields(load), "n_ctx_start": start}))
-        for begin in range(0, 300, 100):
-            found.append(logits(context, ids[begin : begin + 100], begin))
-        context.close()
-    assert np.abs(found[2] - found[5]).max() < 1e-3
-
-
-def _fields(load: Load) -> dict[str, Any]:
-    return {name: getattr(load, name) for name in load.__dataclass_fields__}
-
-
 def test_a_context_changes_its_adapters(files: AdaptedModel, model: LlamaModel) -> None:
-    context = LlamaContext(model, Load("", 256, 256, n_batch=64, adapters=(adapter(files.adapter),), **EXACT))  # type: ignore[arg-type]
+    context = LlamaContext(model, Load("", 256, n_batch=64, adapters=(adapter(files.adapter),), **EXACT))  # type: ignore[arg-type]
     with_adapter = logits(context, IDS)
     for adapters in ((), (AdapterScale(0, 1.0),), (AdapterScale(0, 0.5),), (AdapterScale(0, 1.0),)):
         context.forget(0, 0)
@@ -94,4 +78,4 @@ def test_a_context_changes_its_adapters(files: AdaptedModel, model: LlamaModel) 
 
 def test_what_llama_cpp_refuses_is_said(files: AdaptedModel, model: LlamaModel) -> None:
     with pytest.raises(BadModelError, match=r"can't use the adapter base\.gguf"):
-        LlamaContext(model, Load("", 256, 256, n_batch=64, adapters=(adapter(files.base),)))
+        LlamaContext(model, Load("", 256, n_batch=64, adapters=(adapter(files.base),)))

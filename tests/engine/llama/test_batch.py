@@ -52,23 +52,24 @@ def test_an_image_has_no_cut(positions: Positions) -> None:
 
 
 def test_a_cut_takes_the_images_after_it(positions: Positions) -> None:
-    positions.cut(0, 20)
+    positions.cut(0, 20, 15, 7)
     assert positions.at(0, 26) == 21
-    positions.cut(0, 4)
-    assert (positions.differ(0), positions.at(0, 26)) == (False, 26)
+    positions.cut(0, 4, 4, 11)
+    assert (positions.can_save(0), positions.at(0, 26)) == (True, 26)
 
 
 def test_a_copy_goes_its_own_way(positions: Positions) -> None:
-    positions.copy(0, 1)
-    positions.cut(1, 20)
+    positions.copied(0, 1)
+    positions.cut(1, 20, 15, 7)
     assert (positions.at(0, 26), positions.at(1, 26)) == (18, 21)
-    positions.clear()
-    assert not positions.differ(0)
+    positions.cut(0, 0, 0, 22)
+    assert positions.can_save(0)
+    assert not positions.can_save(1)
 
 
 def test_images_that_are_counted_by_their_tokens_are_not_remembered() -> None:
     found = Positions()
     found.of_media(Part(MediaSpan(4, 14, 10)))
     entries = [Entry(7, 14, 0, True)]
-    assert not found.differ(0)
+    assert found.can_save(0)
     assert found.of_entries(entries) is entries

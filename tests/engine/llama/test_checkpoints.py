@@ -44,7 +44,7 @@ def model(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Ll
 
 @contextmanager
 def engine(model: LlamaModel, states: KVStore | None = None, parallel: int = 1) -> Iterator[tuple[Engine, Any]]:
-    load = Load(model.path, N_CTX, N_CTX, n_batch=N_BATCH, n_seq_max=parallel, n_cells=N_CTX)
+    load = Load(model.path, N_CTX, n_batch=N_BATCH, n_seq_max=parallel, n_cells=N_CTX)
     context = LlamaContext(model, load)
     try:
         yield Engine(context, states=states), context

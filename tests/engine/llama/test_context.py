@@ -1,4 +1,4 @@
-"""A llama_context: one pool of cells for several sequences, growing, copying, and what a full cache says."""
+"""A llama_context: one pool of cells for several sequences, copying, and what a full cache says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import math
 import random
 import resource
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +26,9 @@ from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 from llmrun.engine.llama import context as context_module
 from llmrun.engine.llama import library as library_module
-from llmrun.engine.llama.base import ALLOCATING, Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunRow, RunSteps
+from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, Entry, Run, RunLimit, RunRow, RunSteps
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.errors import OutOfMemoryError
 from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.loading import Load
 from llmrun.protocol.params import Limits, SamplingParams
@@ -48,15 +46,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     loaded.close()
 
 
-@pytest.fixture(autouse=True)
-def growing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches grow, as on a GPU; test_zeroing.py has those that take memory on use."""
-    monkeypatch.setattr(context_module, "zeroes_on_demand", lambda: False)
-
-
 @contextmanager
-def opened(model: LlamaModel, n_ctx: int = STEP, start: int = STEP, **settings: Any) -> Iterator[LlamaContext]:
-    context = LlamaContext(model, Load(model.path, n_ctx, start, **{"n_batch": 64, **settings}))
+def opened(model: LlamaModel, n_ctx: int = STEP, **settings: Any) -> Iterator[LlamaContext]:
+    context = LlamaContext(model, Load(model.path, n_ctx, **{"n_batch": 64, **settings}))
     try:
         yield context
     finally:
@@ -95,39 +87,27 @@ def alone(model: LlamaModel, ids: list[int]) -> Any:
 
 
 def alone_in(n_ctx: int, model: LlamaModel, ids: list[int]) -> Any:
-    with opened(model, n_ctx, n_ctx) as context:
+    with opened(model, n_ctx) as context:
         return read(context, ids)
 
 
-# ---- growing
+# ---- one cache
 
 
-def test_a_cache_does_not_grow_while_a_template_runs(model: LlamaModel) -> None:
-    """A template's memory limit counts the whole process."""
-    with opened(model, 2048, STEP) as context:
-        thread = threading.Thread(target=read, args=(context, tokens(1, 2 * STEP)))
-        with ALLOCATING:
-            thread.start()
-            thread.join(0.5)
-            assert thread.is_alive()
-        thread.join()
-        assert context.predicts
-
-
-def test_one_sequence_grows_up_to_its_window(model: LlamaModel) -> None:
+def test_one_sequence_has_its_whole_window(model: LlamaModel) -> None:
     ids = tokens(1, 900)
     with opened(model, 1024) as context:
-        assert (context.unified, context.n_cells) == (False, 1024)
+        assert (context.shares_cells, context.n_cells) == (False, 1024)
         assert same(read(context, ids), alone(model, ids))
         read(context, tokens(2, 124), 900)
         with pytest.raises(CacheFull):
             context.decode(entries([5], 1024))
 
 
-def test_several_sequences_share_one_pool_that_grows(model: LlamaModel) -> None:
+def test_several_sequences_share_one_pool(model: LlamaModel) -> None:
     prompts = [tokens(seed, 200 + seed) for seed in range(4)]
     with opened(model, 1024, n_seq_max=4, n_cells=1100) as context:
-        assert (context.unified, context.n_cells, context.n_ctx) == (True, 1100, 1024)
+        assert (context.shares_cells, context.n_cells, context.n_ctx) == (True, 1100, 1024)
         for sequence, prompt in enumerate(prompts):
             read(context, prompt[:-1], 0, sequence)
         context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
@@ -148,72 +128,26 @@ def test_without_room_nothing_is_written_and_what_is_evicted_makes_some(model: L
         assert same(read(context, [9], 120, 1), alone(model, [*prompts[1], 9]))
 
 
-def test_shared_cells_stay_shared_when_the_pool_grows(model: LlamaModel) -> None:
+def test_copies_take_no_cells_of_a_pool(model: LlamaModel) -> None:
     prompt = tokens(3, 200)
     with opened(model, STEP, n_seq_max=16, n_cells=2 * STEP) as context:
         read(context, prompt)
         for sequence in range(1, 16):
             assert context.copy(0, sequence, 190)
-        read(context, tokens(4, 56), 200)  # all of the first 256 cells are used
+        read(context, tokens(4, 290), 200)  # all but the cells for the next sequence are used
         found = read(context, tokens(5, 20), 190, 15)
         assert same(found, alone(model, prompt[:190] + tokens(5, 20)))
 
 
-def test_a_cache_that_there_is_no_memory_for_stays_as_it_was(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ids = tokens(6, STEP)
-    expected, opening = alone(model, [*ids[: STEP - 6], 7]), LlamaContext._open
-
-    def limited(context: LlamaContext, room: int) -> None:
-        if room > STEP:
-            raise OutOfMemoryError("there is no memory")
-        opening(context, room)
-
-    monkeypatch.setattr(LlamaContext, "_open", limited)
+def test_keys_that_moved_are_turned_by_the_next_decode(model: LlamaModel) -> None:
+    """What is copied before would stay unturned."""
     with opened(model, 1024) as context:
-        read(context, ids)
-        with pytest.raises(OutOfMemoryError):
-            context.decode(entries([7], STEP))
-        assert context.forget(0, STEP - 6)
-        assert same(read(context, [7], STEP - 6), expected)
-    with opened(model, 1024, n_seq_max=2, n_cells=1024) as context:
-        read(context, ids)
-        with pytest.raises(CacheFull):  # others could give some up
-            context.decode(entries([7], 0, 1))
-        assert context.n_cells == STEP
-
-
-def test_a_cache_that_cannot_be_moved_stays_as_it_was(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = tokens(8, STEP)
-    with opened(model, 1024) as context:
-        read(context, ids)
-        putting, calls = LlamaContext._put_whole_state, []
-
-        def fails_once(context: LlamaContext, state: bytearray) -> None:
-            calls.append(len(state))
-            if len(calls) == 1:
-                raise DecodeError("no")
-            putting(context, state)
-
-        monkeypatch.setattr(LlamaContext, "_put_whole_state", fails_once)
-        with pytest.raises(DecodeError):
-            context.decode(entries([7], STEP))
-        assert same(read(context, [7], STEP), alone(model, [*ids, 7]))
-        assert len(calls) == 3, "moved, put back, and moved again"
-
-
-def test_keys_that_moved_are_turned_before_the_cache_grows(model: LlamaModel) -> None:
-    """Positions that drop() moves are turned by the next decode, and what is copied before would stay unturned."""
-    ids, rest = tokens(9, 240), tokens(10, 120)
-    found = []
-    for start in (STEP, 1024):
-        with opened(model, 1024, start) as context:
-            read(context, ids)
-            assert context.drop(0, 20, 40)
-            assert not context.state(0)  # a state of keys that are not turned yet is none
-            found.append(read(context, rest, 220))
-    assert same(found[0], found[1])
+        read(context, tokens(9, 240))
+        assert context.drop(0, 20, 40)
+        assert not context.state(0)
+        assert not context.copy(0, 1, 100)
+        read(context, tokens(10, 120), 220)
+        assert context.state(0)
 
 
 # ---- several sequences at once
@@ -232,7 +166,7 @@ def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
         return False
 
     chance, found = random.Random(n_sequences), []
-    load = Load(model.path, 2 * STEP, 2 * STEP, n_batch=512, n_seq_max=n_sequences, n_cells=2 * STEP)
+    load = Load(model.path, 2 * STEP, n_batch=512, n_seq_max=n_sequences, n_cells=2 * STEP)
     context = LlamaContext(model, load, watch=watch)
     lengths = dict.fromkeys(range(n_sequences), 0)
     for _ in range(40):
@@ -250,7 +184,7 @@ def ubatches(model: LlamaModel, n_sequences: int) -> tuple[list[int], bool]:
         context.decode(batch)
         found.append(outputs)
     context.close()
-    return found, context.unified
+    return found, context.shares_cells
 
 
 @pytest.mark.parametrize("n_sequences", [2, 4, 8, 16])
@@ -280,7 +214,7 @@ def test_a_copy_goes_on_by_itself(
     monkeypatch.setattr(context_module, "_is_on_device", lambda load: on_device)
     prompt, other = tokens(11, 100), tokens(12, 30)
     with opened(model, STEP, n_seq_max=3, n_cells=n_cells) as context:
-        assert context.unified == (n_cells > 0)
+        assert context.shares_cells == (n_cells > 0)
         read(context, prompt)
         assert context.copy(0, 2, 70)
         assert same(read(context, other, 70, 2), alone(model, prompt[:70] + other))
@@ -300,14 +234,14 @@ def test_a_state_moves_between_caches_of_either_layout(model: LlamaModel) -> Non
         state = context.state(0)
     with opened(model, 512, n_seq_max=3, n_cells=2 * STEP) as context:
         read(context, tokens(14, 100), 0, 1)
-        assert context.set_state(2, state, 200)  # for which the cache has to grow
+        assert context.set_state(2, state, 200)
         assert same(read(context, [5], 200, 2), alone(model, [*prompt, 5]))
         assert same(read(context, [5], 100, 1), alone(model, [*tokens(14, 100), 5]))
 
 
 def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaModel) -> None:
     prompt = tokens(15, 200)
-    with opened(model, 512, 512) as context:
+    with opened(model, 512) as context:
         read(context, prompt)
         state = context.state(0)
     with opened(model, STEP, n_seq_max=2, n_cells=STEP) as context:
@@ -324,34 +258,15 @@ def test_a_state_that_cannot_be_put_back_leaves_an_empty_sequence(model: LlamaMo
 
 
 def test_sequences_have_streams_if_there_are_cells_for_a_window_of_each(model: LlamaModel) -> None:
-    prompts = [tokens(seed, 200 + 50 * seed) for seed in range(4)]  # the last are longer than streams are at first
+    prompts = [tokens(seed, 200 + 50 * seed) for seed in range(4)]
     for n_cells in (4 * 1024, 4 * 1024 - STEP):
         with opened(model, 1024, n_seq_max=4, n_cells=n_cells) as context:
-            assert (context.unified, context.shares, context.n_cells) == (n_cells < 4 * 1024, True, n_cells)
+            assert (context.shares_cells, context.can_copy, context.n_cells) == (n_cells < 4 * 1024, True, n_cells)
             for sequence, prompt in enumerate(prompts):
                 read(context, prompt[:-1], 0, sequence)
             context.decode([Entry(prompt[-1], len(prompt) - 1, i, True) for i, prompt in enumerate(prompts)])
             for index, prompt in enumerate(prompts):
                 assert same(row(context, index), alone(model, prompt))
-
-
-def test_on_a_device_the_cache_is_whole_from_the_start(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    created: list[int] = []
-    create = LlamaContext._create
-
-    def counted(context: LlamaContext, room: int) -> None:
-        created.append(room)
-        create(context, room)
-
-    monkeypatch.setattr(context_module, "zeroes_on_demand", lambda: False)
-    monkeypatch.setattr(context_module, "_is_on_device", lambda load: True)
-    monkeypatch.setattr(LlamaContext, "_create", counted)
-    for settings in ({}, {"n_seq_max": 2}, {"n_seq_max": 2, "n_cells": 1280}):
-        with opened(model, 1024, **settings) as context:
-            read(context, tokens(1, 1000))
-            context.forget(0, 0)
-            read(context, tokens(2, 1000), 0, context.n_seq_max - 1)
-    assert created == [1024, 1024, 1280]
 
 
 def test_a_stream_that_the_next_decode_copies_is_neither_saved_nor_replaced(
@@ -380,7 +295,7 @@ def test_neighbours_in_streams_go_through_the_model_at_once(model: LlamaModel) -
         return False
 
     found = []
-    load = Load(model.path, STEP, STEP, n_batch=64, n_seq_max=8)
+    load = Load(model.path, STEP, n_batch=64, n_seq_max=8)
     context = LlamaContext(model, load, watch=watch)
     for sequences in (range(8), range(2, 6), (0, 1, 4)):
         outputs = 0
@@ -398,7 +313,7 @@ def test_a_copy_between_streams_goes_on_by_itself(model: LlamaModel) -> None:
         assert context.copy(1, 2, 270)
         assert context.forget(1, 0)
         assert same(read(context, other, 270, 2), alone(model, prompt[:270] + other))
-        assert not context.unified
+        assert not context.shares_cells
 
 
 @pytest.mark.parametrize("source", [{}, {"n_seq_max": 2, "n_cells": 1024}, {"n_seq_max": 5}])
@@ -437,32 +352,12 @@ def test_a_state_for_which_the_disk_is_full_is_not_written(model: LlamaModel, tm
         assert context.write_state(0, tmp_path / "state")
 
 
-def test_streams_that_cannot_grow_stay_as_they_were(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, create = tokens(26, STEP), LlamaContext._create
-
-    def limited(context: LlamaContext, room: int) -> None:
-        if room > STEP:
-            raise OutOfMemoryError("there is no memory")
-        create(context, room)
-
-    monkeypatch.setattr(LlamaContext, "_create", limited)
-    with opened(model, 1024, n_seq_max=2) as context:
-        read(context, ids)
-        read(context, tokens(27, 100), 0, 1)
-        with pytest.raises(CacheFull):
-            context.decode(entries([7], STEP))
-        assert (context.unified, context.n_cells, context.n_ctx) == (False, 2 * STEP, STEP)
-        assert context.forget(0, STEP - 6)
-        assert same(read(context, [7], STEP - 6), alone_in(STEP, model, [*ids[: STEP - 6], 7]))
-        assert same(read(context, [7], 100, 1), alone_in(STEP, model, [*tokens(27, 100), 7]))
-
-
 def test_caches_of_other_kinds_are_one_pool(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         context_module, "_MAGIC", struct.Struct("=I")
     )  # so that the state seems not to be a plain cache's
     with opened(model, 1024, n_seq_max=2) as context:
-        assert context.unified
+        assert context.shares_cells
         assert same(read(context, tokens(28, 300)), alone(model, tokens(28, 300)))
 
 
@@ -478,7 +373,7 @@ def test_more_rows_of_logits_than_there_is_room_for_are_refused(
         with pytest.raises(DecodeError, match="at most 2"):
             context.decode([Entry(5, position, 0, True) for position in range(3)])
         read(context, [5, 6])
-    context = LlamaContext(model, Load(model.path, STEP, STEP, n_batch=8), n_outputs=8)
+    context = LlamaContext(model, Load(model.path, STEP, n_batch=8), n_outputs=8)
     context.decode([Entry(token, position, 0, True) for position, token in enumerate(tokens(19, 8))])
     assert same(row(context, 3), alone(model, tokens(19, 8)[:4]))
     context.close()
@@ -544,7 +439,7 @@ def test_an_answer_with_a_seed_is_the_same_on_a_machine_that_gets_busy_and_quiet
         chooser = ThreadChooser(
             2, 2, MachineLoad(lambda busy=busy: 0.3 * next(busy), lambda: 0.0, lambda t=times: next(t))
         )
-        with opened(model, 1024, 1024, threads=2, flash_attention=flash_attention) as context:
+        with opened(model, 1024, threads=2, flash_attention=flash_attention) as context:
             engine = Engine(context, threads=chooser)
             ends = tuple(filter(context.vocabulary.is_end, range(context.vocabulary.n_tokens)))
             sampling = SamplingParams(temperature=1.0, seed=1)
@@ -562,7 +457,7 @@ def test_an_answer_with_a_seed_is_the_same_on_a_machine_that_gets_busy_and_quiet
 def decoded_with(model: LlamaModel, threads: list[int], flash_attention: str, n_tokens: int) -> list[bytes]:
     """The logits of a token each, with these threads."""
     found = []
-    with opened(model, 1024, 1024, threads=3, flash_attention=flash_attention) as context:
+    with opened(model, 1024, threads=3, flash_attention=flash_attention) as context:
         prompt = tokens(1, n_tokens)
         for start in range(0, n_tokens, 64):
             part = prompt[start : start + 64]
@@ -600,7 +495,7 @@ def test_what_a_watcher_raises_comes_out_of_decode(model: LlamaModel) -> None:
         seen.append(tensor.plain_name)
         raise KeyError("enough")
 
-    context = LlamaContext(model, Load(model.path, STEP, STEP, n_batch=8), watch=watch)
+    context = LlamaContext(model, Load(model.path, STEP, n_batch=8), watch=watch)
     with pytest.raises(KeyError, match="enough"):
         context.decode(entries([5]))
     assert seen
@@ -610,14 +505,14 @@ def test_what_a_watcher_raises_comes_out_of_decode(model: LlamaModel) -> None:
 def test_the_smallest_windows(tmp_path: Path) -> None:
     """A batch is never longer than the cache, which llama.cpp would not survive."""
     model = LlamaModel(str(write_file(tmp_path / "tiny.gguf", runnable_model())), 0, _native.CancelFlag())
-    with opened(model, 32, 4, n_batch=512) as context:
+    with opened(model, 32, n_batch=512) as context:
         assert context.n_batch == 32
         context.decode(entries([3] * 32))
     model.close()
 
 
 def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the cache has to grow meanwhile, when steps are taken one by one, and beside the next ones."""
+    """Also when steps are taken one by one, and beside the next ones."""
     prompt, answers = tokens(1, 200), list[list[int]]()
     for in_runs, takes, overlaps in (
         (False, False, False),
@@ -648,7 +543,6 @@ def test_a_run_gives_the_tokens_of_single_steps(model: LlamaModel, monkeypatch: 
                 else:
                     context.decode([first])
                     answer.append(sampler.sample(context.logits(0)))
-            assert context.room == 2 * STEP
         answers.append(answer[:120])
     assert answers[0] == answers[1] == answers[2] == answers[3]
 

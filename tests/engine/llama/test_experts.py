@@ -53,7 +53,7 @@ def test_the_model_computes_the_same(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"repack": False}, {"mmap": False}, {"cpu_experts": (0,)}, {"gpu_layers": 0}])
 def test_weights_are_loaded_as_was_asked(path: Path, change: dict[str, Any]) -> None:
-    plain = Load(str(path), 64, 64)
+    plain = Load(str(path), 64)
     asked = replace(plain, **change)
     weights = LlamaModel.of(asked, _native.CancelFlag())
     assert (weights.is_for(asked), weights.is_for(plain)) == (True, False)

@@ -73,7 +73,7 @@ class Talk:
         **settings: Any,
     ) -> None:
         options = {"n_batch": 64, "n_rollback": 7, "draft_heads": heads, **settings}
-        self.load = Load(model.path, N_CTX, options.pop("n_ctx_start", N_CTX), **options)
+        self.load = Load(model.path, N_CTX, **options)
         self.context = LlamaContext(model, self.load)
         self.heads = HeadModel(self.context, self.context.open_heads()) if heads else None
         self.engine = Engine(self.context, states=states, draft_model=self.heads)
@@ -141,7 +141,7 @@ def together(count: int) -> dict[str, Any]:
     ("name", "settings"),
     [
         *((name, {}) for name in MODELS),
-        *((name, settings) for name in HYBRID_AND_NOT for settings in (Q8_0, {"n_ctx_start": 64})),
+        *((name, Q8_0) for name in HYBRID_AND_NOT),
     ],
     ids=repr,
 )
@@ -349,7 +349,7 @@ def test_sampled_answers_are_those_of_their_seeds(models: dict[str, LlamaModel],
 def test_a_model_without_heads_has_no_context_for_them(tmp_path: Path) -> None:
     path = write_mtp_model(tmp_path / "trunk.gguf", "glm4moe", 1.0, part="trunk")
     model = LlamaModel(str(path), 0, _native.CancelFlag(), draft_heads=True)
-    context = LlamaContext(model, Load(str(path), N_CTX, N_CTX))
+    context = LlamaContext(model, Load(str(path), N_CTX))
     with pytest.raises(DecodeError):
         context.open_heads()
     context.close()

@@ -32,7 +32,7 @@ def test_a_kv_type_whose_blocks_are_longer_than_a_head_is_a_usage_error(
 ) -> None:
     path = write(tmp_path / "tiny.gguf", runnable_model())  # heads of 16
     model = LlamaModel(str(path), 0, _native.CancelFlag())
-    load = Load(str(path), 64, 64, kv_type_k=kinds[0], kv_type_v=kinds[1])
+    load = Load(str(path), 64, kv_type_k=kinds[0], kv_type_v=kinds[1])
     try:
         with pytest.raises(UsageError, match=f"--cache-type-{flag} q8_0 does not suit this model") as caught:
             LlamaContext(model, load)
@@ -44,7 +44,7 @@ def test_a_kv_type_whose_blocks_are_longer_than_a_head_is_a_usage_error(
         model.close()
 
 
-LOAD = Load("/model.gguf", 8192, 8192)
+LOAD = Load("/model.gguf", 8192)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import ctypes
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.llama.base import Aborted, Entry
 from llmrun.engine.llama.context import LlamaContext
+from llmrun.engine.llama.followers import SavedHeads
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.protocol.loading import Load
@@ -42,7 +44,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def opened(model: LlamaModel, **settings: Any) -> Any:
     options = {"n_batch": 64, "n_rollback": MOST, **settings}
-    return closing(LlamaContext(model, Load(model.path, N_CTX, options.pop("n_ctx_start", N_CTX), **options)))
+    return closing(LlamaContext(model, Load(model.path, N_CTX, **options)))
 
 
 def decode(context: LlamaContext, rows: dict[int, tuple[int, list[int]]]) -> dict[int, Any]:
@@ -155,12 +157,12 @@ def test_after_an_aborted_batch_a_sequence_has_to_be_replaced(model: LlamaModel)
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_is_done_each_sequence_has_the_state_of_its_tokens(model: LlamaModel, seed: int) -> None:
-    """Batches of unequal lengths, rollbacks, copies, saved states, checkpoints, and growth in random order."""
+    """Batches of unequal lengths, rollbacks, copies, saved states and checkpoints in random order."""
     draws = random.Random(seed)
     texts: dict[int, list[int]] = {sequence: [] for sequence in range(3)}
     checkpoints: dict[int, tuple[int, bytearray]] = {}
     states: list[tuple[list[int], bytearray]] = []
-    with opened(model, n_seq_max=3, n_ctx_start=64, n_cells=N_CTX) as context:
+    with opened(model, n_seq_max=3, n_cells=N_CTX) as context:
         for _ in range(30):
             chosen = draws.sample(range(3), draws.randint(1, 3))
             length = draws.choice((0, 1, 2, 3, 4, 9))
@@ -202,32 +204,37 @@ def test_whatever_is_done_each_sequence_has_the_state_of_its_tokens(model: Llama
 
 
 def test_the_record() -> None:
-    record = Rollback(3)
-    record.decoded([0, 0, 0], 8)
-    assert [record.can_drop(0, n) for n in range(4)] == [True, True, True, False]
-    record.decoded([1, 1, 2, 2], 8)
-    assert not record.can_drop(0, 1), "its snapshots may be left behind"
-    assert record.can_drop(1, 1)
-    assert record.can_drop(2, 1)
-    record.decoded([1, 1, 2, 2], 3)
-    assert not record.can_drop(1, 1), "they are computed in several micro-batches"
-    record.decoded([0, 0, 0, 1], 8)
-    assert not record.can_drop(0, 1)
-    record.decoded([0, 0, 0], 8)
-    record.dropped(0, 1)
+    record = Rollback(3, n_ubatch=9)
+
+    def decoded(*sequence_ids: int, is_batch: bool = True) -> None:
+        record.decoded([Entry(5, 0, sequence_id, False) for sequence_id in sequence_ids], is_batch=is_batch)
+
+    decoded(0, 0, 0)
+    assert [record.can_cut(0, n) for n in range(4)] == [True, True, True, False]
+    decoded(1, 1, 2, 2)
+    assert not record.can_cut(0, 1), "its snapshots may be left behind"
+    assert record.can_cut(1, 1)
+    assert record.can_cut(2, 1)
+    decoded(*[1] * 5, *[2] * 5)
+    assert not record.can_cut(1, 1), "they are computed in several micro-batches"
+    decoded(0, 0, 0, 1)
+    assert not record.can_cut(0, 1)
+    decoded(0, 0, 0)
+    record.cut(0, 2, 2, 1)
     assert record.is_pending(0)
-    assert not record.can_drop(0, 1)
-    record.decoded([0] * 9, 8)
-    assert record.can_drop(0, 3)
+    assert not record.can_cut(0, 1)
+    decoded(*[0] * 10)
+    assert record.can_cut(0, 3)
     assert not record.is_pending(0)
     record.copied(0, 1)
-    assert not record.can_drop(0, 1)
-    record.failed([1])
-    assert not record.can_drop(1, 0)
-    record.replaced(1)
-    assert record.can_drop(1, 0)
-    record.decoded([0, 0], 0)
-    assert not record.can_drop(0, 1)
+    assert not record.can_cut(0, 1)
+    for replace in (partial(record.restored, 1, SavedHeads(), is_whole=True), partial(record.cut, 1, 0, 0, 5)):
+        record.lost([1])
+        assert not record.can_cut(1, 0)
+        replace()
+        assert record.can_cut(1, 0)
+    decoded(0, 0, is_batch=False)
+    assert not record.can_cut(0, 1)
 
 
 # ---- answers ----------------------------------------------------------------------------------------
@@ -276,7 +283,7 @@ def clear(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     loaded.close()
 
 
-@pytest.mark.parametrize("settings", [{}, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}, {"n_ctx_start": 64}], ids=repr)
+@pytest.mark.parametrize("settings", [{}, {"kv_type_k": "q8_0", "kv_type_v": "q8_0"}], ids=repr)
 @pytest.mark.parametrize("n_sequences", [1, 4])
 def test_drafts_of_a_hybrid_change_no_answer(clear: LlamaModel, n_sequences: int, settings: dict[str, Any]) -> None:
     prompts = [clear.vocabulary.tokenize(text, special=False) for text in PROMPTS[:n_sequences]]

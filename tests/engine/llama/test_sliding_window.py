@@ -54,9 +54,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @contextmanager
-def engine(model: LlamaModel, states: KVStore | None = None, start: int = N_CTX) -> Iterator[tuple[Engine, Any]]:
+def engine(model: LlamaModel, states: KVStore | None = None) -> Iterator[tuple[Engine, Any]]:
     """An engine with an empty KV cache, and its context."""
-    context = LlamaContext(model, Load(model.path, N_CTX, start, n_batch=64))
+    context = LlamaContext(model, Load(model.path, N_CTX, n_batch=64))
     try:
         yield Engine(context, states=states), context
     finally:
@@ -88,9 +88,9 @@ def assert_as_fresh(model: LlamaModel, found: Any, prompt: list[int]) -> None:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_a_shorter_prefix_after_the_cache_grew(model: LlamaModel, length: int) -> None:
+def test_a_shorter_prefix(model: LlamaModel, length: int) -> None:
     prompt = tokens(length, 400)
-    with engine(model, start=256) as talk:
+    with engine(model) as talk:
         logits(talk, prompt)
         found = logits(talk, prompt[:length], request=2)
     assert_as_fresh(model, found, prompt[:length])

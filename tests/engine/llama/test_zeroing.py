@@ -15,16 +15,14 @@ import pytest
 from support.random_model import write_random_model
 
 from llmrun import _native
-from llmrun.engine.llama import context as context_module
 from llmrun.engine.llama import zeroing
 from llmrun.engine.llama.base import CacheFull, Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.errors import OutOfMemoryError
 from llmrun.protocol.loading import Load
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back with Linux's calls")
-WINDOW, START, BATCH = 65_536, 512, 256
+WINDOW, BATCH = 65_536, 256
 CELL_BYTES = 2 * 2 * 128 * 6  # keys and values as f16, of 128 elements in 6 layers
 
 
@@ -36,8 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     loaded.close()
 
 
-def context_of(model: LlamaModel, start: int = START, **settings: Any) -> LlamaContext:
-    return LlamaContext(model, Load(model.path, **{"n_ctx": WINDOW, "n_batch": BATCH, **settings}, n_ctx_start=start))
+def context_of(model: LlamaModel, **settings: Any) -> LlamaContext:
+    return LlamaContext(model, Load(model.path, **{"n_ctx": WINDOW, "n_batch": BATCH, **settings}))
 
 
 def logits_of(context: LlamaContext, prompt: list[int], sequence: int = 0) -> bytes:
@@ -64,74 +62,10 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 def test_only_cells_that_are_used_take_memory(model: LlamaModel, settings: dict[str, int]) -> None:
     before = resident()
     with closing(context_of(model, **settings)) as context:
-        whole = context.room * CELL_BYTES * (1 if context.unified else context.n_seq_max)
-        assert context.room == (settings.get("n_cells") or WINDOW)
+        whole = context.n_cells * CELL_BYTES
+        assert context.n_cells == (settings.get("n_cells") or WINDOW * context.n_seq_max)
         logits_of(context, prompt_of(4 * BATCH))
         assert resident() - before < whole / 2
-
-
-def test_a_sequence_never_waits_for_a_larger_cache(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    rebuilt: list[int] = []
-    monkeypatch.setattr(LlamaContext, "_rebuild", lambda context, room: rebuilt.append(room))
-    with closing(context_of(model, n_ctx=2048)) as context:
-        logits_of(context, prompt_of(2048))
-        with pytest.raises(CacheFull):
-            context.decode([Entry(5, 2048, 0, True)])
-    with closing(context_of(model, n_seq_max=2)) as context:
-        logits_of(context, prompt_of(900), 1)
-    assert rebuilt == []
-
-
-def test_logits_are_byte_for_byte_those_of_a_cache_that_grew(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = prompt_of(1300)
-    with closing(context_of(model)) as context:
-        found = logits_of(context, prompt)
-        context.forget(0, 0)
-        assert logits_of(context, prompt) == found, "cells that were used before"
-    monkeypatch.setattr(context_module, "zeroes_on_demand", lambda: False)
-    for start in (START, WINDOW):
-        with closing(context_of(model, start)) as context:
-            assert context.room == start
-            assert logits_of(context, prompt) == found
-
-
-def test_a_cache_grows_where_addresses_are_limited(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = LlamaContext._create
-
-    def limited(context: LlamaContext, room: int) -> None:
-        if room > 2 * START:
-            raise OutOfMemoryError("there are no addresses")
-        create(context, room)
-
-    monkeypatch.setattr(LlamaContext, "_create", limited)
-    with closing(context_of(model, n_seq_max=2, n_cells=WINDOW)) as context:
-        assert context.room == START
-        logits_of(context, prompt_of(2 * START))
-        assert context.room == 2 * START
-        with pytest.raises(CacheFull):
-            context.decode([Entry(5, 2 * START, 0, True)])
-        assert context.n_cells == 2 * START
-
-
-@pytest.mark.parametrize(
-    ("settings", "is_whole"),
-    [
-        ({"workers": ("host:1",)}, True),
-        ({"gpu_layers": 99}, True),
-        ({"gpu_layers": 99, "device": "none"}, False),
-        ({"gpu_layers": 0}, False),
-    ],
-)
-def test_a_cache_on_a_device_is_whole_and_another_one_without_flash_attention_starts_small(
-    model: LlamaModel, settings: dict[str, Any], is_whole: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without flash attention, a token's values are on as many pages as they have elements."""
-    monkeypatch.setattr(context_module, "gpus", lambda: ("a GPU",))
-    with closing(context_of(model, n_ctx=2048, flash_attention="off", **settings)) as context:
-        assert context.room == (2048 if is_whole else START)
-        assert context.on_device == is_whole
 
 
 @pytest.mark.parametrize(
@@ -149,8 +83,8 @@ def test_a_prefix_of_a_long_stream_is_copied_without_the_rest(
         monkeypatch.setattr(
             context._llama, "llama_state_seq_set_data", lambda *call: (imported.append(call[2]), set_data(*call))[1]
         )
-        assert context.shares
-        assert not context.unified
+        assert context.can_copy
+        assert not context.shares_cells
         for number in (1, 0):  # the first and the last stream
             other = 1 - number
             logits_of(context, long, number)
@@ -184,6 +118,29 @@ def test_a_prefix_that_is_not_the_first_cells_of_its_stream_is_copied_with_the_r
             context.decode([Entry(7, 400, sequence, True)])
             found.append(ctypes.string_at(context.logits(-1), 4 * context.vocabulary.n_tokens))
         assert found[0] == found[1]
+
+
+def test_logits_are_byte_for_byte_those_of_memory_that_was_zeroed(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(1300)
+    with closing(context_of(model)) as context:
+        found = logits_of(context, prompt)
+        context.forget(0, 0)
+        assert logits_of(context, prompt) == found, "cells that were used before"
+    monkeypatch.setattr(zeroing, "zero", lambda base, size, value=0: ctypes.memset(base, value, size) and None)
+    before = resident()
+    with closing(context_of(model)) as context:
+        assert resident() - before > 0.9 * WINDOW * CELL_BYTES, "as a system without pages on use has it"
+        assert logits_of(context, prompt) == found
+
+
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+def test_a_cache_has_its_whole_window(model: LlamaModel, flash_attention: str) -> None:
+    with closing(context_of(model, n_ctx=2048, flash_attention=flash_attention)) as context:
+        logits_of(context, prompt_of(2048))
+        with pytest.raises(CacheFull):
+            context.decode([Entry(5, 2048, 0, True)])
 
 
 def test_zero_gives_pages_back_and_leaves_what_is_around_them() -> None:

@@ -13,12 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import datetime, tzinfo
 
 import pytest
 from support.effort import loops
 from support.tool_templates import TOOL_TEMPLATES
 
+from llmrun.engine.llama.base import ALLOCATING
 from llmrun.engine.llama.library import import_submodule
 from llmrun.engine.prompt import sandbox
 from llmrun.engine.prompt import template as module
@@ -542,6 +544,34 @@ def test_bombs_do_not_take_the_memory(source: str) -> None:
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 400 * 1024, f"{grown} KiB"
     assert resource.getrlimit(resource.RLIMIT_AS) == limits, "the cap is lifted again"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no timers")
+def test_what_another_thread_allocates_is_not_the_templates(monkeypatch: pytest.MonkeyPatch, *, is_told: bool) -> None:
+    """An image that is encoded meanwhile, say, which waits for no template."""
+    sizes, checks = [0], [0]
+
+    def own_bytes() -> int:
+        checks[0] += 1
+        return sizes[0]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            with ALLOCATING if is_told else nullcontext():
+                sizes[0] = 2 * module.MAX_GROWTH_BYTES
+            seen = checks[0]
+            while checks[0] < seen + 2:
+                time.sleep(0.001)
+            return cls(2026, 1, 2)
+
+    monkeypatch.setattr(module, "_own_bytes", own_bytes)
+    monkeypatch.setattr(sandbox, "datetime", Clock)
+    if is_told:
+        assert joined(render("{{ strftime_now('%Y') }}", user("Hi"))) == "2026"
+    else:
+        assert fails("{{ strftime_now('%Y') }}").what == "the chat template needs too much memory"
 
 
 def test_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_settings_become_a_load() -> None:
         threads=3, n_batch=64, n_ubatch=32, flash_attention="on", kv_type_k="q8_0", kv_type_v="q4_0", repack=False,
         gpu_layers=7, cpu_experts=(0, 1),
     )  # fmt: skip
-    load = Load.of(settings, "/m.gguf", n_ctx=0, n_ctx_start=0)
+    load = Load.of(settings, "/m.gguf", n_ctx=0)
     assert common_fields(load) == common_fields(settings)
     assert (load.path, load.threads, load.n_batch, load.n_ubatch, load.gpu_layers) == ("/m.gguf", 3, 64, 32, 7)
     assert (load.flash_attention, load.kv_type_k, load.kv_type_v, load.repack) == ("on", "q8_0", "q4_0", False)

@@ -16,7 +16,7 @@ from llmrun.lab.bench.load import LoadCase, LoadOutcome, LoadRequest, LoadRow, l
 from llmrun.lab.bench.run import Progress
 from llmrun.protocol.loading import Load
 
-LOAD = Load("/m.gguf", 1024, 1024, n_seq_max=3)
+LOAD = Load("/m.gguf", 1024, n_seq_max=3)
 REQUEST = LoadRequest("tiny", LOAD, (1, 3), tokens=4, repetitions=2)
 
 Run = Callable[..., LoadOutcome]

@@ -126,16 +126,14 @@ def test_every_row_gets_its_repetitions_from_its_engine(interleave: bool) -> Non
 
 def test_weights_that_differ_have_engines_of_their_own() -> None:
     cases = wanted(repack=(True, False), threads=(1, 2))
-    loadings = [
-        Loading(Load.of(case.settings, path, n_ctx=0, n_ctx_start=0)) for path in ("/a", "/b") for case in cases
-    ]
+    loadings = [Loading(Load.of(case.settings, path, n_ctx=0)) for path in ("/a", "/b") for case in cases]
     assert engines_of(loadings) == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     tuned = Loading(loadings[0].load, {"GOMP_SPINCOUNT": "1"})
     assert engines_of([loadings[0], tuned, loadings[0]]) == [0, 1, 0]
 
 
 def test_a_chat_is_loaded_as_usual_and_the_row_says_how(models: tuple[BenchedModel, ...]) -> None:
-    load = Load(str(models[0].path), 0, 0, threads=2, threads_batch=1, flash_attention="off", mmap=False)
+    load = Load(str(models[0].path), 0, threads=2, threads_batch=1, flash_attention="off", mmap=False)
     usual = replace(models[0], usual=Loading(load, {"A": "1"}))
     engines = Engines()
     request = BenchRequest((usual,), wanted(prompts=(), chats=((8, 4),)), repetitions=1, with_limits=False)

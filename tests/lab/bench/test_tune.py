@@ -241,7 +241,7 @@ def test_the_json_of_a_profile_names_one_type_of_the_kv_cache() -> None:
 
 
 def test_settings_get_into_a_load_and_back() -> None:
-    load = Load("/m.gguf", n_ctx=4096, n_ctx_start=512, threads=4, flash_attention="off")
+    load = Load("/m.gguf", n_ctx=4096, threads=4, flash_attention="off")
     settings = TunableSettings.of(load)
     assert settings == TunableSettings(threads=4, threads_batch=4, flash_attention="off")
     assert TunableSettings.of(settings.applied(load)) == settings
@@ -263,7 +263,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_variant_of_the_processors_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMRUN_CPU", raising=False)
-    settings, load = replace(DEFAULT, cpu_variant="haswell"), Load("/m.gguf", n_ctx=4096, n_ctx_start=512)
+    settings, load = replace(DEFAULT, cpu_variant="haswell"), Load("/m.gguf", n_ctx=4096)
     assert settings.environment == {}
     assert not settings.loads_as_usual
     assert settings.changes(DEFAULT, in_answers=True) == ("processor variant haswell",)
@@ -706,7 +706,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> EngineBackend:
     FakeRunner.started = []
     monkeypatch.setattr("llmrun.lab.bench.tune.launch", lambda environment: environment)
     monkeypatch.setattr("llmrun.lab.bench.tune.EngineClient", FakeRunner)
-    return EngineBackend(Load("/model.gguf", n_ctx=512, n_ctx_start=512, threads=2), n_engines=2)
+    return EngineBackend(Load("/model.gguf", n_ctx=512, threads=2), n_engines=2)
 
 
 def test_rates(machine: EngineBackend) -> None:

@@ -289,8 +289,6 @@ def test_what_a_goal_comes_to() -> None:
     fitting = goal_bytes(SizeGoal(fits=True, n_ctx=4096), header, machine(12 * gib))
     assert 8 * gib < fitting < 12 * gib
     assert goal_bytes(SizeGoal(fits=True, n_ctx=1024), header, machine(12 * gib)) > fitting
-    on_use = replace(machine(12 * gib), kv_on_use=True)
-    assert goal_bytes(SizeGoal(fits=True, n_ctx=4096), header, on_use) > fitting  # no copy of a KV cache
     for goal, free, what in (
         (SizeGoal(n_bytes=20 * gib), 8, "is not larger than that already"),
         (SizeGoal(n_bytes=gib // 2), 8, "can't be made as small as"),

@@ -86,7 +86,7 @@ def test_little_is_a_page_too() -> None:
 MS = 10**6
 ROW = LoadRow(8, True, 487, (239.0, 240.0, 241.0), 240.0, 1.0, 30.1, 120 * MS, 123 * MS, 9 * MS, 12 * MS, 23 * MS, 0.87)
 OWN = replace(ROW, clients=1, shares_prompt=False, samples_ts=(50.0, 150.0), avg_ts=100.0)
-REQUEST = LoadRequest("tiny", Load("/secret/m.gguf", 2048, 2048, threads=2), (1, 8), repetitions=3)
+REQUEST = LoadRequest("tiny", Load("/secret/m.gguf", 2048, threads=2), (1, 8), repetitions=3)
 
 
 def test_figures_bars_and_the_machine() -> None:

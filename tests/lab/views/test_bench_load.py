@@ -17,7 +17,7 @@ ROW = LoadRow(
     8, True, 487, (239.0, 240.0, 241.0), 240.0, 1.0, 30.1, 12 * S, 123 * S, 99 * MS, 1234 * MS, 2345 * MS, 0.87
 )
 NOISY = LoadRow(1, False, 487, (50.0, 150.0), 100.0, 70.7, 102.0, S, S, 9 * MS, 9 * MS, 9 * MS, 0.0)
-REQUEST = LoadRequest("tiny", Load("/m.gguf", 2048, 2048, threads=2), (1, 8), repetitions=3)
+REQUEST = LoadRequest("tiny", Load("/m.gguf", 2048, threads=2), (1, 8), repetitions=3)
 
 
 def shown(*rows: LoadRow, request: LoadRequest = REQUEST) -> tuple[str, str]:
