@@ -47,7 +47,7 @@ struct Q8_0 {
         Int x[4];
         Isa::transpose(reinterpret_cast<const uint8_t*>(from) + 2 + element % block, stride, x);
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
-            Isa::signed_bytes_to_floats(x[i], out + 4 * i);
+            signed_bytes_to_floats<Isa>(x[i], out + 4 * i);
         }
         LLMRUN_UNROLL for (int i = 0; i < step; ++i) {
             out[i] = Isa::times(out[i], scale);

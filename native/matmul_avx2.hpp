@@ -22,6 +22,8 @@ struct Avx2 {
     template <int Bits>
     LLMRUN_INLINE static Int right(Int x) { return _mm256_srli_epi32(x, Bits); }
     template <int Bits>
+    LLMRUN_INLINE static Int right_signed(Int x) { return _mm256_srai_epi32(x, Bits); }
+    template <int Bits>
     LLMRUN_INLINE static Int left(Int x) { return _mm256_slli_epi32(x, Bits); }
     LLMRUN_INLINE static Int lookup(const int8_t* values, Int indices) {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(values))), indices);
@@ -47,19 +49,6 @@ struct Avx2 {
     LLMRUN_INLINE static Float half(Int x) {
         const Int lower = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
         return _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(lower), _mm256_extracti128_si256(lower, 1)));
-    }
-    LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
-        const Int byte = _mm256_set1_epi32(255);
-        floats[0] = to_floats(both(x, byte));
-        floats[1] = to_floats(both(right<8>(x), byte));
-        floats[2] = to_floats(both(right<16>(x), byte));
-        floats[3] = to_floats(right<24>(x));
-    }
-    LLMRUN_INLINE static void signed_bytes_to_floats(Int x, Float* floats) {
-        floats[0] = to_floats(_mm256_srai_epi32(left<24>(x), 24));
-        floats[1] = to_floats(_mm256_srai_epi32(left<16>(x), 24));
-        floats[2] = to_floats(_mm256_srai_epi32(left<8>(x), 24));
-        floats[3] = to_floats(_mm256_srai_epi32(x, 24));
     }
     // 16 bytes of each of 8 rows -> 4 vectors with 4 bytes of each
     LLMRUN_INLINE static void transpose(const uint8_t* rows, int64_t stride, Int* out) {

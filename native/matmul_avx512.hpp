@@ -22,6 +22,8 @@ struct Avx512 {
     template <int Bits>
     LLMRUN_INLINE static Int right(Int x) { return _mm512_srli_epi32(x, Bits); }
     template <int Bits>
+    LLMRUN_INLINE static Int right_signed(Int x) { return _mm512_srai_epi32(x, Bits); }
+    template <int Bits>
     LLMRUN_INLINE static Int left(Int x) { return _mm512_slli_epi32(x, Bits); }
     LLMRUN_INLINE static Int lookup(const int8_t* values, Int indices) {
         return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(values))), indices);
@@ -45,19 +47,6 @@ struct Avx512 {
     }
     // of the lower 16 bits
     LLMRUN_INLINE static Float half(Int x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x)); }
-    LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
-        const Int byte = _mm512_set1_epi32(255);
-        floats[0] = to_floats(both(x, byte));
-        floats[1] = to_floats(both(right<8>(x), byte));
-        floats[2] = to_floats(both(right<16>(x), byte));
-        floats[3] = to_floats(right<24>(x));
-    }
-    LLMRUN_INLINE static void signed_bytes_to_floats(Int x, Float* floats) {
-        floats[0] = to_floats(_mm512_srai_epi32(left<24>(x), 24));
-        floats[1] = to_floats(_mm512_srai_epi32(left<16>(x), 24));
-        floats[2] = to_floats(_mm512_srai_epi32(left<8>(x), 24));
-        floats[3] = to_floats(_mm512_srai_epi32(x, 24));
-    }
     // 16 bytes of each of 16 rows -> 4 vectors with 4 bytes of each
     LLMRUN_INLINE static void transpose(const uint8_t* rows, int64_t stride, Int* out) {
         Int x[4];

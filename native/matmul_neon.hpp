@@ -70,19 +70,6 @@ struct Neon {
     LLMRUN_INLINE static Float half(Int x) {
         return from_halves(vuzp1q_u16(vreinterpretq_u16_s32(x.a), vreinterpretq_u16_s32(x.b)));
     }
-    LLMRUN_INLINE static void bytes_to_floats(Int x, Float* floats) {
-        const Int byte = every(255);
-        floats[0] = to_floats(both(x, byte));
-        floats[1] = to_floats(both(right<8>(x), byte));
-        floats[2] = to_floats(both(right<16>(x), byte));
-        floats[3] = to_floats(right<24>(x));
-    }
-    LLMRUN_INLINE static void signed_bytes_to_floats(Int x, Float* floats) {
-        floats[0] = to_floats(right_signed<24>(left<24>(x)));
-        floats[1] = to_floats(right_signed<24>(left<16>(x)));
-        floats[2] = to_floats(right_signed<24>(left<8>(x)));
-        floats[3] = to_floats(right_signed<24>(x));
-    }
     LLMRUN_INLINE static void transpose_four(int32x4_t* x) {
         const int64x2_t a = vreinterpretq_s64_s32(vtrn1q_s32(x[0], x[1])), b = vreinterpretq_s64_s32(vtrn2q_s32(x[0], x[1]));
         const int64x2_t c = vreinterpretq_s64_s32(vtrn1q_s32(x[2], x[3])), d = vreinterpretq_s64_s32(vtrn2q_s32(x[2], x[3]));

@@ -213,8 +213,8 @@ LLMRUN_INLINE void unpack_scales(const Rows& rows, const Sink& out) {
     const Int minima[2] = {Isa::both(x[2], six), Isa::either(high(x[3]), Isa::both(Isa::right<2>(x[2]), top))};
     LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
         Float scale[4], minimum[4];
-        Isa::bytes_to_floats(scales[i], scale);
-        Isa::bytes_to_floats(minima[i], minimum);
+        bytes_to_floats<Isa>(scales[i], scale);
+        bytes_to_floats<Isa>(minima[i], minimum);
         LLMRUN_UNROLL for (int j = 0; j < 4; ++j) {
             out.put_scale(4 * i + j, Isa::times(d, scale[j]));
             out.put_minimum(4 * i + j, Isa::times(dmin, minimum[j]));
@@ -295,7 +295,7 @@ struct Q6_K {
         rows.read(192, scales);
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
             Float scale[4];
-            Isa::signed_bytes_to_floats(scales[i], scale);
+            signed_bytes_to_floats<Isa>(scales[i], scale);
             LLMRUN_UNROLL for (int j = 0; j < 4; ++j) {
                 out.put_scale(4 * i + j, Isa::times(d, scale[j]));
             }

@@ -21,8 +21,8 @@ from llmrun.protocol.jobs.machine import BUILD
 from llmrun.runner.client import EngineClient
 from llmrun.runner.launch import launch
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
-TYPES += ("F16",) if platform.machine() == "x86_64" else ()  # most Arm processors multiply halves themselves
+HALVES = ("F16",) if platform.machine() == "x86_64" else ()  # most Arm processors multiply them by themselves
+TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *HALVES)
 REPACKED = ("Q4_0", "Q4_K", "IQ4_NL")  # by ggml, on x86
 
 pytestmark = pytest.mark.skipif(not _native.available_kernels(), reason="no kernels for this processor")
