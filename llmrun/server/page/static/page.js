@@ -75,7 +75,7 @@ function show(chat) {
   showBusy();
   showContextBar(lastOf(chat)?.stats);
   markCurrent();
-  if (!state.running.size && isLoaded(byId("model").value)) guarded(fillTokens);
+  if (!state.running.size && isLoaded(byId("model").value)) fillTokens().catch(complain);
 }
 
 /** Draw the turns, those that have not changed as they are. */
