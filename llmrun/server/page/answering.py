@@ -98,7 +98,7 @@ class PageWriter(AnswerWriter):
         )
 
     def progress(self, choice: int, progress: PrefillProgress) -> bytes:
-        return sse_event({"tokens": progress.tokens}, "prefill")
+        return sse_event({"computed_tokens": progress.tokens}, "prefill")
 
     def part(self, choice: int, part: AnswerPart) -> bytes:
         if part.kind not in ("text", "reasoning"):

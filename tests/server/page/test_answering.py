@@ -32,7 +32,7 @@ def test_the_first_text_is_sent_at_once_and_the_next_ones_together(clock: list[f
 
 
 def test_the_progress_of_prefill_is_sent() -> None:
-    assert PageWriter().feed(0, PrefillProgress(1, 512, 0.5)) == b'event: prefill\ndata: {"tokens":512}\n\n'
+    assert PageWriter().feed(0, PrefillProgress(1, 512, 0.5)) == b'event: prefill\ndata: {"computed_tokens":512}\n\n'
 
 
 def test_slow_text_never_waits(clock: list[float]) -> None:

@@ -427,7 +427,7 @@ class LiveAnswer {
       this.prompt = data;
       say("Answering");
     } else if (name === "prefill") {
-      this.computed = data.tokens;
+      this.computed = data.computed_tokens;
     } else if (name === "reasoning") {
       this.count();
       this.parts.folded.hidden = false;
