@@ -23,7 +23,7 @@ from llmrun.chat.turn import Step, Steps, Turn
 from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, Stats, ToolCall
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, PrefillProgress, Stats, ToolCall
 from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server.answer import AnswerWriter, CompletionRequest, sse_event
 from llmrun.server.exchange import Exchange, ServerState
@@ -96,6 +96,9 @@ class PageWriter(AnswerWriter):
         return self.begin() + sse_event(
             {"prompt_tokens": started.prompt_tokens, "cached_tokens": started.reused_tokens}, "started"
         )
+
+    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
+        return sse_event({"computed_tokens": progress.tokens}, "prefill")
 
     def part(self, choice: int, part: AnswerPart) -> bytes:
         if part.kind not in ("text", "reasoning"):

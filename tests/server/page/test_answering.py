@@ -8,7 +8,7 @@ import pytest
 from support import answers
 
 from llmrun.errors import LlmrunError
-from llmrun.protocol.messages import Stats
+from llmrun.protocol.messages import PrefillProgress, Stats
 from llmrun.server.page.answering import PageWriter
 
 
@@ -29,6 +29,10 @@ def test_the_first_text_is_sent_at_once_and_the_next_ones_together(clock: list[f
     assert sent.count(b"event: text") == 3
     assert sent.index(b"one") < sent.index(b" two") < sent.index(b" three")
     assert writer.answer.text == "one two three"
+
+
+def test_the_progress_of_prefill_is_sent() -> None:
+    assert PageWriter().feed(0, PrefillProgress(1, 512, 0.5)) == b'event: prefill\ndata: {"computed_tokens":512}\n\n'
 
 
 def test_slow_text_never_waits(clock: list[float]) -> None:

@@ -315,7 +315,8 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     }
     for kind in ("dragEnter", "dragOver", "drop"):
         browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
-    page.until("document.querySelector('#problem').textContent.includes('dump.bin can')")
+    page.until("document.querySelector('#problem').textContent.includes('is binary, not text')")
+    browser.errors.clear()  # the server's refusal
     assert "red.png, 1 kB" in page.see("document.querySelector('#attached').textContent")
     dropped["files"] = [str(tmp_path / name) for name in ("low.wav", "talk.ogg")]
     for kind in ("dragEnter", "dragOver", "drop"):
@@ -435,13 +436,91 @@ def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Ca
     page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
     shown = "[...document.querySelectorAll('%s')].filter(e => e.checkVisibility({ visibilityProperty: true }))"
     assert page.see(f"{shown % 'article button'}.length") == 0, "what can't be done now is not offered"
-    assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats .open):disabled').length") == 4
+    assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats .open):disabled').length") == 2
     page.key("Escape")
     page.until(f"{IDLE} && document.querySelector('.answer .figures')")
     assert "stopped" in page.see("document.querySelector('.answer .figures').textContent")
     assert page.see("document.querySelectorAll('button:disabled').length") == 0
     names = page.see(f"{shown % 'article button'}.map(each => each.textContent)")
     assert names == ["Edit", "Copy", "Retry", "Continue", "Explain"]
+    page.check()
+
+
+def test_another_chat_is_read_while_an_answer_runs(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    server = serve("obedient")
+    with Sessions(folder_in(load_settings().state_dir)) as store:
+        chat = store.new("another")
+        chat.add_question(Question("Hi"))
+        chat.add_answer(Answer("Hello", model=ModelFingerprint("tiny")))
+        chat.release()
+    page = Page(browser, server)
+    page.write("Go on for ever")
+    page.key("Enter")
+    page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    page.see("document.querySelector('#new').click()")
+    page.until(f"{IDLE} && !document.querySelector('article')")
+    page.see("document.querySelector('[data-chat=\"1\"]').click()")
+    page.until(f"title.textContent === 'another' && {LAST}?.textContent.trim() === 'Hello' && {IDLE}")
+    page.until("document.querySelector('[data-chat=\"2\"]').ariaBusy === 'true'")
+    assert page.see("document.querySelectorAll('#chats [aria-busy=true]').length") == 1
+    page.key("Escape")
+    assert server.get("/ui/chats/2").json["is_answering"], "what another chat shows is not stopped"
+    page.see("document.querySelector('[data-chat=\"2\"]').click()")
+    page.until(f"title.textContent === 'Go on for ever' && {LAST}?.textContent.includes('Hel')")
+    assert page.see("document.querySelectorAll('.answer').length") == 1
+    page.key("Escape")
+    page.until(f"{IDLE} && document.querySelector('.answer .figures')?.textContent.includes('stopped')")
+    page.check()
+
+
+def test_a_question_waits_for_the_end_of_the_answer(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve("together"))  # which answers when two ask
+    page.write("first")
+    page.key("Enter")
+    page.until("!document.querySelector('#stop').hidden")
+    for text in ("second", "third"):
+        page.write_question(text)
+        page.until(f"document.querySelector('#queued').textContent.includes('{text}')")
+    assert page.see("document.querySelector('#question').value") == ""
+    page.see("[...document.querySelectorAll('#queued button')].at(-1).click()")
+    assert page.see("document.querySelector('#question').value") == "third", "it can be taken back"
+    page.see("document.querySelector('#new').click()")
+    page.write_question("")
+    page.until(f"title.textContent === 'third' && {LAST}?.textContent.includes('Hello') && {IDLE}")
+    page.see("document.querySelector('[data-chat=\"1\"]').click()")
+    page.until("title.textContent === 'first' && document.querySelectorAll('.question').length === 2")
+    assert page.see("[...document.querySelectorAll('.question .text')].at(-1).textContent") == "second"
+    page.see("document.querySelector('[data-chat=\"2\"]').click()")
+    page.until(f"title.textContent === 'third' && {IDLE}")
+    page.write_question("more")
+    page.until(
+        "!document.querySelector('#chats [aria-busy=true]') && document.querySelectorAll('.answer').length === 2"
+    )
+    page.check()
+
+
+def test_a_file_is_shown_while_it_is_read_and_its_question_waits(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve())
+    page.see("""(async () => {
+        const { Attachments } = await import("/ui/files/attachments.js");
+        const files = new Attachments(document.createElement("ul"), () => null, () => {});
+        let done = null;
+        const slow = new File(["slow text"], "slow.txt");
+        slow.text = () => new Promise((found) => (done = () => found("slow text")));
+        files.add([slow, new File(["quick"], "quick.txt")]);
+        const before = [...files.element.children].map((each) => each.textContent);
+        await new Promise((later) => setTimeout(later));
+        done();
+        await files.ready;
+        window.seen = [before, files.fields.files.map((each) => each.text)];
+    })()""")
+    page.until("window.seen")
+    before, texts = page.see("window.seen")
+    assert [each.partition(",")[0] for each in before] == ["slow.txt", "quick.txt"]
+    assert all("reading" in each for each in before)
+    assert texts == ["slow text", "quick"]
     page.check()
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import quickjs
 from support.installed import eventually
+from support.page_client import store
 from support.served import SECONDS, LiveServer
 from support.tiny_projector import text_model
 
 from llmrun.chat.store.store import Sessions, folder_in
 from llmrun.chat.store.turns import Answer
+from llmrun.chat.truncation import SUMMARY_QUESTION
 from llmrun.config import load_settings
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.questions import EXPLAIN_CHOICES, ExplainChoices
@@ -184,5 +186,8 @@ def test_a_conversation_that_is_too_long_goes_on_with_a_summary(server: LiveServ
     answered = server.post("/ui/answer", {**question, "overflow": "summarize"})
     assert answered.status == 200, answered.body
     assert b"the model saw a summary of " in answered.body
+    with store() as terminal:
+        window = terminal.open(chat["name"]).messages()
+    assert SUMMARY_QUESTION in [message.content for message in window], "the next turn needs no other summary"
     refused = server.post("/ui/answer", {**question, "overflow": "forget"})
     assert refused.status == 400

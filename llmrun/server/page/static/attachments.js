@@ -18,6 +18,7 @@ export class Attachments {
     this.unable = unable;
     this.failed = failed;
     this.items = [];
+    this.ready = Promise.resolve();
     this.input = h("input", { type: "file", multiple: true, hidden: true, change: () => this.add([...this.input.files]) });
   }
 
@@ -29,21 +30,28 @@ export class Attachments {
     document.addEventListener("drop", (event) => event.dataTransfer.files.length && (event.preventDefault(), this.add([...event.dataTransfer.files])));
   }
 
-  async add(files) {
-    for (const file of files) {
-      try {
-        this.items.push({ name: file.name, n_bytes: file.size, ...(await read(file, this.items)) });
-      } catch (error) {
-        this.failed(error);
-      }
-    }
+  /** Show files at once, and read them; a question waits for those that are being read, see `ready`. */
+  add(files) {
+    const items = files.map((file) => ({ name: file.name, n_bytes: file.size, isRead: false }));
+    this.items.push(...items);
     this.input.value = "";
     this.show();
+    for (const [at, item] of items.entries()) this.ready = this.ready.then(() => this.read(item, files[at]));
+  }
+
+  async read(item, file) {
+    try {
+      Object.assign(item, await read(file, this.items), { isRead: true });
+      this.show();
+    } catch (error) {
+      this.remove(item);
+      this.failed(error);
+    }
   }
 
   show() {
     const chip = (item) =>
-      h("li", {}, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.note ? `, ${item.note}` : ""} `, button("×", () => this.remove(item), { "aria-label": `Remove ${clean(item.name)}` }));
+      h("li", {}, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.isRead ? "" : ", reading …"}${item.note ? `, ${item.note}` : ""} `, button("×", () => this.remove(item), { "aria-label": `Remove ${clean(item.name)}` }));
     const kinds = Object.keys(PLURALS).filter((kind) => this.items.some((item) => item.kind === kind) && this.unable(kind));
     const told = kinds.map((kind) => h("li", { class: "hint" }, `${clean(this.unable(kind))} can't read ${PLURALS[kind]}: it gets a line of text instead`));
     this.element.replaceChildren(...this.items.map(chip), ...told);

@@ -21,7 +21,7 @@ export function dayOf(seconds, now = new Date()) {
 /** The list. `open(id)` shows a chat; `changed(id)` is called after one was renamed, or deleted (null). */
 export class ChatList {
   constructor({ open, changed, guarded }) {
-    Object.assign(this, { open, changed, guarded, current: null, isBusy: false, chats: [] });
+    Object.assign(this, { open, changed, guarded, current: null, busy: new Set(), chats: [] });
     this.element = byId("chat-list");
     this.search = byId("search");
     this.search.addEventListener("input", () => {
@@ -61,7 +61,7 @@ export class ChatList {
     const item = h("li", {});
     const show = () =>
       item.replaceChildren(
-        button(title, () => this.isBusy || this.open(chat.id), { class: "open", "data-chat": chat.id, title }),
+        button(title, () => this.open(chat.id), { class: "open", "data-chat": chat.id, title }),
         button("✎", () => this.edit(item, chat, show), { class: "small", "aria-label": `Rename ${title}`, title: "Rename" }),
         button("✕", () => this.ask(item, chat, show), { class: "small", "aria-label": `Delete ${title}`, title: "Delete" }),
         chat.excerpt ? h("p", { class: "hint" }, clean(chat.excerpt)) : "",
@@ -100,10 +100,12 @@ export class ChatList {
     keep.focus();
   }
 
-  /** Mark the chat that is shown; while an answer runs no other one is opened. */
-  mark(current = this.current, isBusy = this.isBusy) {
-    Object.assign(this, { current, isBusy });
-    for (const each of this.element.querySelectorAll("button")) each.disabled = isBusy;
-    for (const each of this.element.querySelectorAll("[data-chat]")) each.ariaCurrent = Number(each.dataset.chat) === current ? "true" : null;
+  /** Mark the chat that is shown, and those that are being answered. */
+  mark(current = this.current, busy = this.busy) {
+    Object.assign(this, { current, busy });
+    for (const each of this.element.querySelectorAll("[data-chat]")) {
+      each.ariaCurrent = Number(each.dataset.chat) === current ? "true" : null;
+      each.ariaBusy = busy.has(Number(each.dataset.chat)) ? "true" : null;
+    }
   }
 }

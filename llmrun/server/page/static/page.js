@@ -24,11 +24,15 @@ const WAIT = 150; // ms between two looks for the saved answer
 const MORE = " more"; // no model's name
 const WIDE = matchMedia("(min-width: 60rem)");
 
-const state = { chat: null, busy: null, tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
+const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
 const field = byId("question");
 const attached = new Attachments(byId("attached"), (kind) => (state.model === byId("model").value && !state.modalities.includes(kind) ? state.model : null), complain);
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
 const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
+
+/** Return the answer that is on its way in a chat. */
+const runningIn = (chat) => state.running.get(chat?.id) ?? null;
+const running = () => runningIn(state.chat);
 
 // ---- what is said ----
 
@@ -71,7 +75,7 @@ function show(chat) {
   showBusy();
   showContextBar(lastOf(chat)?.stats);
   markCurrent();
-  if (!state.busy && isLoaded(byId("model").value)) guarded(fillTokens);
+  if (!state.running.size && isLoaded(byId("model").value)) fillTokens().catch(complain);
 }
 
 /** Draw the turns, those that have not changed as they are. */
@@ -90,7 +94,9 @@ function draw() {
   else state.columns = null;
   const code = (command) => h("code", {}, command);
   const empty = h("p", { class: "empty" }, state.unsaved ? `No chat can be saved or shown: ${clean(state.unsaved)}` : state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. ", button("Choose one to download", openCatalogue, { class: "main" })]);
-  place(drawn.length ? drawn.map((each) => each.element) : [empty]);
+  const live = running();
+  if (live) place([...drawn.slice(0, 1 + entries.findIndex(({ id }) => id === live.question)).map((each) => each.element), live.element]);
+  else place(drawn.length ? drawn.map((each) => each.element) : [empty]);
 }
 
 function entryElement(entry, question, isLast) {
@@ -126,11 +132,11 @@ async function fillTokens() {
   state.filling = chat.id;
   try {
     for (const entry of chat.entries.filter((each) => each.role === "assistant" && each.text && !each.reasoning && !each.rounds.length).reverse()) {
-      if (state.busy || state.chat !== chat || !state.tokens) return;
+      if (state.running.size || state.chat !== chat || !state.tokens) return;
       if (state.seen.get(entry.id)?.tokens) continue;
       const { tokens } = await post("/ui/tokens", { chat: chat.id, answer: entry.id, model: modelOf(entry) });
       state.seen.set(entry.id, { ...state.seen.get(entry.id), tokens });
-      if (state.chat === chat && !state.busy) draw();
+      if (state.chat === chat && !running()) draw();
     }
   } finally {
     state.filling = null;
@@ -142,7 +148,7 @@ const modelOf = (entry) => (state.models.some((each) => each.name === entry.mode
 
 /** Go back to before the last question, whose text is to be changed or asked again. */
 async function undo() {
-  if (state.busy || !state.chat.entries.length) return;
+  if (running() || !state.chat.entries.length) return;
   const chat = await guarded(() => post("/ui/undo", { chat: state.chat.id }));
   if (!chat) return;
   show(chat);
@@ -162,7 +168,7 @@ async function showLimit() {
 }
 
 function openBranches() {
-  if (state.busy || !state.chat.id) return;
+  if (running() || !state.chat.id) return;
   const go = (branch) => guarded(async () => (show(await post("/ui/go", { chat: state.chat.id, branch })), say(`On the branch ${branch}`)));
   guarded(async () => showBranches((await get(`/ui/chats/${state.chat.id}/branches`)).branches, go));
 }
@@ -178,7 +184,7 @@ const openChat = (id) =>
     const chat = await get(`/ui/chats/${id}`);
     show(chat);
     const last = lastOf(chat);
-    if (chat.is_answering && last?.role === "user" && !state.busy) answer(last.id, { isRunning: true });
+    if (chat.is_answering && last?.role === "user" && !running()) answer(last.id, { isRunning: true });
   });
 
 const chats = new ChatList({
@@ -201,71 +207,116 @@ async function listChats() {
   }
 }
 
-const markCurrent = () => chats.mark(state.chat?.id ?? null, Boolean(state.busy));
+const markCurrent = () => chats.mark(state.chat?.id ?? null, new Set(state.running.keys()));
 
 // ---- questions and answers ----
 
 async function ask(text, beside = null) {
-  if (state.busy || !text.trim()) return;
-  if (state.isStale && !(await guarded(async () => (show(await get(`/ui/chats/${state.chat.id}`)), true)))) return;
-  const { chat } = state;
-  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...(beside ? {} : attached.fields) };
-  const saved = await guarded(() => post("/ui/ask", body));
-  if (!saved) return;
+  if (!text.trim() || state.isAsking) return;
+  state.isAsking = true; // until the question is saved
+  try {
+    await attached.ready;
+    if (running()) return void queue(text);
+    if (state.isStale && !(await guarded(async () => (show(await get(`/ui/chats/${state.chat.id}`)), true)))) return;
+    const saved = await postQuestion(state.chat, text, beside, beside ? {} : attached.fields);
+    if (!saved) return;
+    if (!beside) clearQuestion(text);
+    goToEnd();
+    show(saved);
+    (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
+  } finally {
+    state.isAsking = false;
+  }
+}
+
+function clearQuestion(text) {
   if (field.value === text) field.value = "";
-  if (!beside) attached.clear();
-  goToEnd();
-  show(saved);
+  attached.clear();
+}
+
+async function postQuestion(chat, text, beside, files) {
+  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...files };
+  const saved = await guarded(() => post("/ui/ask", body));
   listChats();
-  await (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
+  return saved;
+}
+
+/** Keep a question until the answer that is on its way in this chat has ended. */
+function queue(text) {
+  running().queued.push({ text, files: attached.fields });
+  clearQuestion(text);
+  showQueue();
+  say("The question is asked after this answer");
+}
+
+function showQueue() {
+  const queued = running()?.queued ?? [];
+  const row = (each) => {
+    const takeBack = () => {
+      queued.splice(queued.indexOf(each), 1);
+      showQueue();
+      field.value ||= each.text;
+      field.focus();
+    };
+    return h("li", {}, `Next: ${clean(each.text)} `, button("×", takeBack, { "aria-label": `Take back ${clean(each.text)}` }));
+  };
+  byId("queued").replaceChildren(...queued.map(row));
 }
 
 /** Answer a question twice at the same time, in columns. */
 async function compare(question) {
   const values = { model: byId("model").value, ...settings.values };
   const goOn = (id) => {
-    if (state.busy) return;
+    if (running()) return;
     state.columns = null;
     guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
   };
   const sides = [values, settings.secondValues(values)].map((side) => ({ ...side, tools: false }));
-  const live = new Comparison(state.chat.id, question, sides, goOn);
-  const known = knownIds();
-  state.busy = live;
+  const { chat } = state;
+  const live = Object.assign(new Comparison(chat.id, question, sides, goOn), { queued: [] });
+  const known = knownIds(chat);
+  state.running.set(chat.id, live);
+  draw();
   showBusy();
-  turns.append(live.element);
   say("Answering twice");
   await guarded(() => live.run());
   say("Both answers have ended");
+  let ended = null;
   await guarded(async () => {
-    const chat = await whenSaved();
+    ended = await whenSaved(chat.id);
     const { answers } = await get(`/ui/chats/${chat.id}/answers/${question}`);
-    live.name(answers.filter(({ id }) => !known.has(id)), lastOf(chat).id);
-    state.columns = lastOf(chat).role === "assistant" ? live : null;
-    show(chat);
+    live.name(answers.filter(({ id }) => !known.has(id)), lastOf(ended).id);
   });
-  state.busy = null;
+  state.running.delete(chat.id);
+  if (isShown(chat)) state.columns = ended && lastOf(ended).role === "assistant" ? live : null;
+  if (isShown(chat) && ended) show(ended);
   showBusy();
   showModels().catch(complain);
+  await askNext(ended, live);
 }
 
 /** Answer a question; `begins` is text that the answer is to begin with, `kept` its tokens. */
-async function answer(question, { begins = "", kept = [], isRunning = false } = {}) {
-  if (state.busy) return;
-  const live = new LiveAnswer(question, begins, kept, isRunning);
-  if (state.overflow?.chat === state.chat.id) live.body.overflow = state.overflow.policy;
-  state.busy = live;
-  state.columns = null;
+async function answer(question, { begins = "", kept = [], isRunning = false, chat = state.chat, queued = [] } = {}) {
+  if (runningIn(chat)) return;
+  const live = new LiveAnswer(chat, question, begins, kept, isRunning, queued);
+  if (state.overflow?.chat === chat.id) live.body.overflow = state.overflow.policy;
+  state.running.set(chat.id, live);
+  if (isShown(chat)) {
+    state.columns = null;
+    goToEnd();
+    draw();
+  }
   showBusy();
   await guarded(() => live.run());
-  if (live.isTooLong) offerRoom(question);
+  if (live.isTooLong && isShown(chat)) offerRoom(question);
   if (live.hasStarted || !live.hasFailed) say(live.isStopped ? "Stopped" : "The answer has ended");
-  await saved(live).catch((error) => {
-    state.isStale = true; // the server has ended, and what it saved of the answer is not shown
+  const ended = await saved(live).catch((error) => {
+    state.isStale ||= isShown(chat); // the server has ended, and what it saved of the answer is not shown
     complain(error);
   });
-  state.busy = null;
+  state.running.delete(chat.id);
   showBusy();
+  askNext(ended, live);
   showLimit().catch(() => null);
   if (live.notes.length) complain({ message: live.notes.join(" ") });
   showModels().catch(complain);
@@ -281,11 +332,25 @@ function offerRoom(question) {
   byId("problem").firstElementChild?.after(h("span", { class: "buttons" }, button("Without the oldest turns", drop("roll")), button("Without turns in the middle", drop("middle")), button("With a summary of the oldest turns", drop("summarize"))));
 }
 
-const knownIds = () => new Set(state.chat.entries.flatMap((entry) => entry.alternatives));
+const isShown = (chat) => state.chat?.id === chat.id;
+
+/** Ask the first question that waits for the end of an answer; after a stop or an error the user gets them back. */
+async function askNext(chat, { queued, isStopped, hasFailed }) {
+  if (!queued.length) return;
+  const [next, ...others] = queued;
+  const isGivenUp = !chat || isStopped || hasFailed;
+  const saved = isGivenUp ? null : await postQuestion(chat, next.text, null, next.files);
+  if (saved) {
+    if (isShown(saved)) show(saved);
+    return void answer(lastOf(saved).id, { chat: saved, queued: others });
+  }
+  field.value = [...queued.map((each) => each.text), field.value].filter(Boolean).join("\n\n");
+}
+
+const knownIds = (chat) => new Set(chat.entries.flatMap((entry) => entry.alternatives));
 
 /** Return the chat as soon as its answers are in it. */
-async function whenSaved() {
-  const { id } = state.chat;
+async function whenSaved(id) {
   let chat = await get(`/ui/chats/${id}`);
   while (chat.is_answering) {
     await new Promise((done) => setTimeout(done, WAIT));
@@ -294,37 +359,41 @@ async function whenSaved() {
   return chat;
 }
 
-/** Show the chat again as soon as the answer is in it. */
+/** Show the chat again as soon as the answer is in it, and return it. */
 async function saved(live) {
-  const chat = await whenSaved();
+  const chat = await whenSaved(live.chat.id);
   const last = lastOf(chat);
   if (last?.role === "assistant" && !live.known.has(last.id)) {
     const tokens = live.tokens.length ? tokensOf(live.tokens, last.text) : null;
     state.seen.set(last.id, { tokens, seconds: live.reasoningSeconds });
   }
-  show(chat);
+  state.running.delete(chat.id);
+  if (isShown(chat)) show(chat);
+  return chat;
 }
 
 class LiveAnswer {
-  constructor(question, begins, kept, isRunning) {
+  constructor(chat, question, begins, kept, isRunning, queued) {
+    Object.assign(this, { chat, question, queued });
     this.isRunning = isRunning; // it was begun by this page before a reload, or by another window
-    this.body = { chat: state.chat.id, question, begins, model: byId("model").value, ...settings.values };
+    this.body = { chat: chat.id, question, begins, model: byId("model").value, ...settings.values };
     if (state.tokens && (kept.length || !begins)) this.body.candidates = CANDIDATES; // not without those of the beginning
     this.stopper = new AbortController();
     this.tokens = [...kept];
     this.notes = [];
-    this.known = knownIds();
+    this.known = knownIds(chat);
     this.hasStarted = this.hasFailed = this.isStopped = false;
     this.reasoningSeconds = 0;
     this.pieces = 0;
     this.began = performance.now();
     this.first = this.shown = 0;
-    const at = state.chat.entries.findIndex((entry) => entry.id === question);
+    this.computed = 0; // tokens of the prompt
     this.parts = answerParts(this.body.model);
+    this.element = this.parts.element;
+    this.waiting = h("p", { class: "hint waiting" }, "…");
+    this.parts.below.append(this.waiting);
     this.text = new LiveMarkdown(this.parts.text);
     this.beginText(kept, begins);
-    goToEnd();
-    place([...state.chat.entries.slice(0, at + 1).map((entry) => state.drawn.get(entry.id).element), this.parts.element]);
   }
 
   beginText(kept, begins) {
@@ -357,6 +426,8 @@ class LiveAnswer {
       this.hasStarted = true;
       this.prompt = data;
       say("Answering");
+    } else if (name === "prefill") {
+      this.computed = data.computed_tokens;
     } else if (name === "reasoning") {
       this.count();
       this.parts.folded.hidden = false;
@@ -373,13 +444,13 @@ class LiveAnswer {
       this.parts.rounds.append(roundElement(data, decide));
       const asked = data.calls.filter((call) => call.asks);
       if (asked.length) say(`The model wants to call ${asked.map((call) => clean(call.name)).join(", ")}`);
-      this.parts.rounds.querySelector("button")?.focus();
+      if (isShown(this.chat)) this.parts.rounds.querySelector("button")?.focus();
     } else if (name === "result") {
       this.parts.rounds.querySelector(`[data-call="${CSS.escape(data.id)}"]`)?.append(resultElement(data.text));
     } else if (name === "note") {
       this.notes.push(`${data.text}.`);
     } else if (name === "finished") {
-      showContextBar(data);
+      if (isShown(this.chat)) showContextBar(data);
     } else if (name === "failed") {
       this.hasFailed = true;
       throw Object.assign(new Error(data.message), { code: data.code });
@@ -389,6 +460,7 @@ class LiveAnswer {
 
   count() {
     this.pieces += 1;
+    this.waiting.remove();
     this.first ||= performance.now();
     this.last = performance.now();
   }
@@ -398,12 +470,13 @@ class LiveAnswer {
     const waited = short((performance.now() - this.began) / 1000);
     let text = "";
     if (!this.hasStarted) text = `${isLoaded(this.body.model) ? "waiting" : `loading ${clean(this.body.model)}`} … ${waited} s`;
-    else if (!this.pieces) text = `prefill of ${number(this.prompt.prompt_tokens - this.prompt.cached_tokens)} tokens, ${number(this.prompt.cached_tokens)} reused … ${waited} s`;
+    else if (!this.pieces) text = `prefill ${number(this.computed)} of ${number(this.prompt.prompt_tokens - this.prompt.cached_tokens)} tokens, ${number(this.prompt.cached_tokens)} reused … ${waited} s`;
     else {
       const rate = this.pieces > 1 && this.last > this.first ? ` · decode ~${short(((this.pieces - 1) * 1000) / (this.last - this.first))} tokens/s` : "";
       text = `first text after ${short((this.first - this.began) / 1000)} s · ${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused${rate}`;
     }
-    byId("speed").textContent = text;
+    this.waiting.textContent = text;
+    if (isShown(this.chat)) byId("speed").textContent = text;
     this.shown = performance.now();
   }
 
@@ -416,14 +489,16 @@ class LiveAnswer {
 }
 
 function showBusy() {
-  byId("stop").hidden = !state.busy;
-  byId("send").hidden = Boolean(state.busy);
-  byId("undo").disabled = state.busy || !state.chat?.entries.length;
-  byId("go").disabled = state.busy || !state.chat?.id;
-  byId("new").disabled = state.busy;
+  const live = running();
+  byId("stop").hidden = !live;
+  byId("send").textContent = live ? "Queue" : "Send";
+  byId("undo").disabled = Boolean(live) || !state.chat?.entries.length;
+  byId("go").disabled = Boolean(live) || !state.chat?.id;
   markCurrent();
-  turns.ariaBusy = state.busy ? "true" : "false";
-  if (!state.busy) byId("speed").textContent = "\u00a0";
+  turns.ariaBusy = live ? "true" : "false";
+  if (live) live.showSpeed?.();
+  else byId("speed").textContent = "\u00a0";
+  showQueue();
 }
 
 function showContextBar(stats) {
@@ -521,11 +596,11 @@ function tell(words) {
 }
 
 function listen() {
-  watch(() => (state.busy || !state.chat?.id ? null : { id: state.chat.id, last: lastOf(state.chat)?.id ?? null }), tell);
+  watch(() => (running() || !state.chat?.id ? null : { id: state.chat.id, last: lastOf(state.chat)?.id ?? null }), tell);
   WIDE.addEventListener("change", () => toggle("chats", WIDE.matches));
   for (const id of ["chats", "settings"]) byId(`toggle-${id}`).addEventListener("click", () => toggle(id));
-  byId("new").addEventListener("click", () => !state.busy && (openNew(), WIDE.matches || toggle("chats", false)));
-  byId("stop").addEventListener("click", () => (state.busy?.stop(), field.focus()));
+  byId("new").addEventListener("click", () => (openNew(), WIDE.matches || toggle("chats", false)));
+  byId("stop").addEventListener("click", () => (running()?.stop(), field.focus()));
   byId("form").addEventListener("submit", (event) => (event.preventDefault(), ask(field.value)));
   byId("model").addEventListener("change", () => {
     if (byId("model").value === MORE) return void openCatalogue();
@@ -536,8 +611,8 @@ function listen() {
     state.tokens = !state.tokens;
     remember("tokens", state.tokens ? "on" : "");
     showTokenSwitch();
-    if (!state.busy) draw();
-    if (!state.busy) guarded(fillTokens);
+    if (!running()) draw();
+    if (!state.running.size) guarded(fillTokens);
     say(state.tokens ? "Answers are shown with their tokens" : "Tokens are hidden");
   });
   field.addEventListener("keydown", (event) => {
@@ -549,7 +624,7 @@ function listen() {
   attached.listen(byId("attach"), field);
   byId("undo").addEventListener("click", undo);
   byId("go").addEventListener("click", openBranches);
-  byId("context").addEventListener("click", () => state.busy || guarded(async () => {
+  byId("context").addEventListener("click", () => running() || guarded(async () => {
     const found = await post("/ui/context", { chat: state.chat.id, model: byId("model").value });
     showContextBar({ context_used: found.total, n_ctx: found.n_ctx }); // bar and dialog say the same
     showContext(found);
@@ -558,11 +633,11 @@ function listen() {
     const act = event.altKey && !document.querySelector("dialog[open]") && { KeyU: undo, KeyB: openBranches }[event.code];
     if (act) (event.preventDefault(), act());
     if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
-    if (state.busy) state.busy.stop();
+    if (running()) running().stop();
     else if (!WIDE.matches) for (const id of ["chats", "settings"]) toggle(id, false);
   });
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden || state.busy) return;
+    if (document.hidden || state.running.size) return;
     guarded(async () => {
       await listChats();
       if (state.chat.id) show(await get(`/ui/chats/${state.chat.id}`));
