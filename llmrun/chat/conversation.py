@@ -476,16 +476,8 @@ class Conversation:
         return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)
 
     def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
-        request = self.settings.request
-        tools = request.tools if with_tools else ()
-        return self.model.count(
-            messages,
-            template=request.template,
-            thinking=request.thinking,
-            reasoning_effort=request.reasoning_effort,
-            keep_reasoning=request.keep_reasoning,
-            tools=tools,
-        )
+        options = self.settings.request.values_with(in_prompt=True)
+        return self.model.count(messages, **(options if with_tools else {**options, "tools": ()}))
 
 
 def _sizes(messages: Sequence[Message], count: TokenCount) -> list[MessageSize]:

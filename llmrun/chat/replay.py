@@ -21,10 +21,7 @@ from llmrun.protocol.messages import AnswerRequest, Finished
 from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
-_REQUEST = (  # sampling is the answer's
-    "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "keep_reasoning", "speculation",
-    "begins", "begins_reasoning",
-)  # fmt: skip
+_OF_ANSWER = frozenset({"sampling", "limits"})  # fields of the request that the answer states
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +91,12 @@ def write(path: Path, record: Recording) -> None:
         DiskFullError: the disk is full.
         UsageError: the file can't be written.
     """
-    request = as_dict(record.request)
+    request, given = as_dict(record.request), record.request.given.keys() - _OF_ANSWER
     document = {
         "kind": _KIND,
         "version": _VERSION,
         "place": dict(record.place),
-        "request": {name: request[name] for name in _REQUEST},
-        "stops_repeats": record.request.stops_repeats,
+        "request": {name: value for name, value in request.items() if name in given},
         "answer": {"content": record.answer.content, **plain_facts(record.answer)},
         "draft": as_dict(record.draft) if record.draft is not None else None,
     }
@@ -117,7 +113,8 @@ def read(path: Path) -> Recording:
         document: Any = load_json(path.read_text(encoding="utf-8"))
         if (document["kind"], document["version"]) != (_KIND, _VERSION):
             raise ValueError("it is of another kind or version")
-        request = from_json(AnswerRequest, {**document["request"], "stops_repeats": document["stops_repeats"]})
+        earlier = {"stops_repeats": document.get("stops_repeats", False)}  # where earlier records have it
+        request = from_json(AnswerRequest, {**earlier, **document["request"]})
         facts = document["answer"]
         answer = answer_of(str(facts["content"]), "", facts)
         place = {str(name): str(value) for name, value in document["place"].items()}

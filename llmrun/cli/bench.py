@@ -31,6 +31,7 @@ from llmrun.cli.options import (
     YesOption,
     adapters_of,
     engine_option,
+    kernels,
     option_table,
     remote_server,
     with_options,
@@ -388,7 +389,7 @@ def _loading_option(name: str) -> Any:
 _SETTINGS = option_table({name: _loading_option(name) for name, setting in SETTINGS.items() if setting.option}, dict)
 
 
-@with_options(settings=_SETTINGS)
+@with_options(settings=_SETTINGS, kernels=kernels)
 def bench_arguments(
     prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompt lengths. Default: 512.")] = None,
     answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answer lengths. Default: 128.")] = None,
@@ -402,6 +403,7 @@ def bench_arguments(
     rpc: RpcOption = None,
     *,
     settings: dict[str, Lists],
+    kernels: str | None,  # engines have it from the environment
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
     divides = (name for name in ("gpu_layers", *DEVICE_SETTINGS) if settings[name] is not None)

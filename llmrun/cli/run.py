@@ -365,15 +365,7 @@ def as_request(output: Output, model: ChatModel, text: str, answer: AnswerOption
             hint = "leave out --raw, or name one with --template"
             raise UsageError("images and audio need a chat template", hint=hint)
         prompt = "\n\n".join(filter(None, (answer.system, text)))
-        return replace(
-            answer.request,
-            prompt=prompt,
-            template=None,
-            thinking=None,
-            thinking_tokens=None,
-            reasoning_effort=None,
-            keep_reasoning=None,
-        )
+        return replace(answer.request.without(needs_template=True), prompt=prompt)
     messages = conversation(answer.system, text, model.examples)
     if answer.attached is not None:
         messages[-1] = replace(messages[-1], media=answer.attached.sent)

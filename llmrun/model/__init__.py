@@ -35,7 +35,17 @@ from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import Speculation, StepsMeasured, StepTables, StepTime
-from llmrun.reply import FOR_CHATS, FOR_TEXTS, Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
+from llmrun.reply import (
+    FOR_CHATS,
+    FOR_TEXTS,
+    Reply,
+    Said,
+    SchemaClass,
+    as_grammar,
+    as_messages,
+    sort_options,
+    with_request_fields,
+)
 from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
 
@@ -43,7 +53,6 @@ if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
     from llmrun.planning.tuned import TunableSettings
     from llmrun.protocol.adapters import Adapter
-    from llmrun.protocol.messages import Tool
 
 
 _INTERNAL = """draft drafting embed_each examples launch_engine last_answer load loaded measuring_steps needs_own_engine
@@ -427,38 +436,23 @@ class Model:
         return self._living_engine().do(questions.DETOKENIZE, tuple(tokens))
 
     @checked
-    def count(
-        self,
-        messages: Said | Iterable[Message | Mapping[str, str]],
-        *,
-        template: str | None = None,
-        thinking: bool | None = None,
-        reasoning_effort: str | None = None,
-        keep_reasoning: bool | None = None,
-        tools: tuple[Tool, ...] = (),
-    ) -> questions.TokenCount:
+    @with_request_fields(in_prompt=True)
+    def count(self, messages: Said | Iterable[Message | Mapping[str, str]], **options: Any) -> questions.TokenCount:
         """Count the tokens of a conversation: of each message's content, and of the whole prompt.
 
             model.count("Why is the sky blue?").total
 
         Args:
             messages: as in chat().
-            template, thinking, reasoning_effort, keep_reasoning, tools: as in AnswerRequest. Answers of this model to
-                this conversation count with the tokens that it generated, where these will stand in the prompt.
+            options: template, thinking, reasoning_effort, template_variables, tools and keep_reasoning, as in
+                AnswerRequest. Answers of this model to this conversation count with the tokens that it generated, where
+                these will stand in the prompt.
 
         Raises:
             UsageError: an argument is of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(
-            as_messages(messages),
-            template=template,
-            thinking=thinking,
-            reasoning_effort=reasoning_effort,
-            keep_reasoning=keep_reasoning,
-            tools=tools,
-        )
-        return self._living_engine().do(questions.COUNT_TOKENS, asked)
+        return self._living_engine().do(questions.COUNT_TOKENS, AnswerRequest(as_messages(messages), **options))
 
     def measure_steps(self, seconds: float | None = None) -> tuple[StepTime, ...]:
         """Measure decode steps for `drafting`; takes seconds. () if other requests or a busy machine disturb it.

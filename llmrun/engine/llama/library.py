@@ -365,6 +365,7 @@ def _install_kernels(library: Any, buffer_type: int | None) -> None:
     global _no_kernels
     names = _native.available_kernels()
     wanted = os.environ.get(KERNELS_VARIABLE) or (names[-1] if names else "")
+    wanted = next((name for name in names if name.lower() == wanted.lower()), wanted)
     _native.enable_kernels(own_kernels_wanted())
     barrier = _exported(_cpu_library(library), "ggml_barrier")
     if wanted == GGML:
