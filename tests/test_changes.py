@@ -95,7 +95,7 @@ def main(model: str) -> None:
     from llmrun.cli.commands import COMMANDS
     from llmrun.errors import UsageError
     from llmrun.protocol.codec import as_dict
-    from llmrun.protocol.messages import AnswerRequest, Message
+    from llmrun.protocol.messages import AnswerRequest, Message, given_values, with_defaults, without
     from llmrun.remote.request_body import body_of
     from llmrun.remote.server import ServedModel
     from llmrun.reply import FOR_CHATS
@@ -128,11 +128,11 @@ def main(model: str) -> None:
         "protocols": {name: getattr(each.request, "mood", None) for name, each in requests.items()},
         "preset": settings_file.parse("models.a.mood", "wild", "mood"),
         "default": getattr(RequestDefaults(asked).apply(AnswerRequest(prompt="Hi"), "a", is_first=True), "mood", None),
-        "row": getattr(AnswerRequest(prompt="Hi").over(asked), "mood", None),
-        "plain": getattr(asked.without(needs_template=True), "mood", ""),
+        "row": getattr(with_defaults(AnswerRequest(prompt="Hi"), asked), "mood", None),
+        "plain": getattr(without(asked, needs_template=True), "mood", ""),
         "invalid": invalid,
         "sent": {owner: "refused" if "mood" in each.refused else each.body.get("mood") for owner, each in sent.items()},
-        "recorded": {name: value for name, value in as_dict(asked).items() if name in asked.given}.get("mood"),
+        "recorded": {name: value for name, value in as_dict(asked).items() if name in given_values(asked)}.get("mood"),
         "argument": "mood" in FOR_CHATS,
         "tokens": moody - plain,
     }

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 from llmrun.errors import LlmrunError, UsageError, brief
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import as_dict, load_json
-from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.messages import AnswerRequest, Message, with_defaults
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope
 from llmrun.server.protocols import openai_chat, openai_text
 from llmrun.server.protocols.openai import error_body, finish_reason
@@ -194,7 +194,7 @@ class RowTemplate:
         else:
             completion = CompletionRequest("", self._prompt(row.columns), {})
         return completion._replace(
-            request=completion.request.over(self.asked), sampling={**self.sampling, **completion.sampling}
+            request=with_defaults(completion.request, self.asked), sampling={**self.sampling, **completion.sampling}
         )
 
     def _prompt(self, columns: Mapping[str, Any]) -> AnswerRequest:

@@ -47,6 +47,7 @@ from llmrun.protocol.messages import (
     Message,
     Stats,
     ToolCall,
+    values_with,
 )
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.questions import TokenCount
@@ -476,7 +477,7 @@ class Conversation:
         return Window.of(self.model.n_ctx, self.settings.request.limits.max_tokens, keep=self.settings.keep)
 
     def _count(self, messages: Sequence[Message], *, with_tools: bool = True) -> TokenCount:
-        options = self.settings.request.values_with(in_prompt=True)
+        options = values_with(self.settings.request, in_prompt=True)
         return self.model.count(messages, **(options if with_tools else {**options, "tools": ()}))
 
 

@@ -17,7 +17,7 @@ from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.planning.hardware import probe
 from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.llama_folder import llama_version
-from llmrun.protocol.messages import AnswerRequest, Finished
+from llmrun.protocol.messages import AnswerRequest, Finished, given_values
 from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 1
@@ -63,9 +63,9 @@ def place_of(model: Model) -> dict[str, str]:
         "processor": machine.cpu_name,
         "system": f"{platform.system()} {platform.machine()}",
         "devices": ", ".join(model.loaded.devices),
-        "threads": str(model.plan.threads),
+        "threads": str(model.load.threads),
         "context": str(model.loaded.n_ctx),
-        "batch": str(model.plan.n_batch),
+        "batch": str(model.load.n_batch),
         "KV cache": f"{model.load.kv_type_k} {model.load.kv_type_v}",
         "flash attention": model.load.flash_attention,
     }
@@ -91,7 +91,7 @@ def write(path: Path, record: Recording) -> None:
         DiskFullError: the disk is full.
         UsageError: the file can't be written.
     """
-    request, given = as_dict(record.request), record.request.given.keys() - _OF_ANSWER
+    request, given = as_dict(record.request), given_values(record.request).keys() - _OF_ANSWER
     document = {
         "kind": _KIND,
         "version": _VERSION,

@@ -182,10 +182,10 @@ def measure_load(
     )
     tokens = typed.tokens or _DEFAULT_TOKENS
     with _prepared(output, models[0], preferences, lists.adapters, yes=yes) as (name, model):
-        if PROMPT_TOKENS + tokens > model.plan.n_ctx:
+        if PROMPT_TOKENS + tokens > model.load.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",
-                why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.plan.n_ctx:,}",
+                why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.load.n_ctx:,}",
             )
         request = LoadRequest(name, model.load, clients, tokens, how.repetitions, how.warm_up)
         view = BenchView(output, [name], (), shows_rows=False)
@@ -402,8 +402,8 @@ def bench_arguments(
     lora: LoraOption = None,
     rpc: RpcOption = None,
     *,
-    settings: dict[str, Lists],
     kernels: str | None,  # engines have it from the environment
+    settings: dict[str, Lists],
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""
     divides = (name for name in ("gpu_layers", *DEVICE_SETTINGS) if settings[name] is not None)

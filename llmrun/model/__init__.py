@@ -72,7 +72,6 @@ class Model:
         spec: meaning of the model's name.
         header: of the file.
         plan: context window, threads and layers, and the reasons.
-        load: the plan's command to the engine.
         loaded: the engine's report.
         drafting: the use of speculation; `drafting.most` may be changed.
         draft: the draft model, if there is one.
@@ -89,7 +88,6 @@ class Model:
         spec: ModelSpec,
         header: Header,
         plan: Plan,
-        load: Load,
         drafting: DraftPolicy,
         tuned: TunableSettings | None = None,
         draft: DraftFile | None = None,
@@ -97,7 +95,7 @@ class Model:
     ) -> None:
         self.path, self.spec, self.header, self.plan = path, spec, header, plan
         self.tuned, self.drafting, self.draft = tuned, drafting, draft
-        self.load, self._load_for = load, load_for
+        self._load_for = load_for
         self.loaded: Loaded
         self._runner: client.EngineClient | None = None
         self._request = 0
@@ -111,6 +109,11 @@ class Model:
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name[0] != "_" and name not in _INTERNAL.split()]
+
+    @property
+    def load(self) -> Load:
+        """The plan's command to the engine."""
+        return self.plan.load
 
     @property
     def name(self) -> str:
@@ -202,13 +205,13 @@ class Model:
         """
         if answers <= self.parallel or self._load_for is None:
             return
-        wide, before = self._load_for(answers), self.load
+        wide, before = replace(self.plan, load=self._load_for(answers)), self.plan
         with self._starting:
-            self.load = wide
+            self.plan = wide
             try:
                 self.start(self._runner if self._runner is not None and self._runner.alive else self.new_engine())
             except LlmrunError:
-                self.load = before  # of the next engine: this one has ended
+                self.plan = before  # of the next engine: this one has ended
                 raise
 
     @checked

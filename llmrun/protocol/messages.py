@@ -236,7 +236,9 @@ class AnswerRequest:
     logprobs: int | None = request_field(None, bounds=(0, MOST_TOP_LOGPROBS), in_python=True)
     processed_logprobs: bool = request_field(False)
     token_ids: bool = request_field(False)
-    salt: str = request_field("", keys=("cache_salt",), servers={"llmrun": "cache_salt", "vllm": "cache_salt"})
+    salt: str = request_field(
+        "", keys=("cache_salt",), servers=dict.fromkeys(("llmrun", "vllm"), "cache_salt"), words="a cache salt"
+    )
     owner: str = request_field("")
     tools: tuple[Tool, ...] = request_field((), in_prompt=True)
     tool_choice: str = request_field("auto")
@@ -269,24 +271,6 @@ class AnswerRequest:
             return self.reasoning_effort != "none"
         return self.thinking
 
-    def values_with(self, **facts: Any) -> dict[str, Any]:
-        """Return the values of the fields with these facts, see RequestField."""
-        return {name: getattr(self, name) for name in fields_with(**facts)}
-
-    def without(self, **facts: Any) -> AnswerRequest:
-        """Return the request without values of the fields with these facts."""
-        return replace(self, **UNSET.values_with(**facts))
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The values that are not the defaults."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in values.items() if value != getattr(UNSET, name)}
-
-    def over(self, defaults: AnswerRequest) -> AnswerRequest:
-        """Return the request with other defaults of what it leaves open."""
-        return replace(defaults, **{**self.given, "limits": self.limits.over(defaults.limits)})
-
 
 UNSET = AnswerRequest()
 REQUEST_FIELDS: dict[str, RequestField] = {
@@ -304,6 +288,29 @@ def fields_with(**facts: Any) -> tuple[str, ...]:
     return tuple(
         name for name, row in REQUEST_FIELDS.items() if all(getattr(row, fact) == value for fact, value in wanted)
     )
+
+
+def values_with(request: AnswerRequest, **facts: Any) -> dict[str, Any]:
+    """Return the values of the fields with these facts."""
+    return {name: getattr(request, name) for name in fields_with(**facts)}
+
+
+def without(request: AnswerRequest, **facts: Any) -> AnswerRequest:
+    """Return a request without values of the fields with these facts."""
+    return replace(request, **values_with(UNSET, **facts))
+
+
+def given_values(request: AnswerRequest) -> dict[str, Any]:
+    """Return the values that are not the defaults."""
+    values = {each.name: getattr(request, each.name) for each in fields(request)}
+    return {name: value for name, value in values.items() if value != getattr(UNSET, name)}
+
+
+def with_defaults(request: AnswerRequest, defaults: AnswerRequest) -> AnswerRequest:
+    """Return a request with other defaults of what it leaves open."""
+    limits = {each.name: getattr(request.limits, each.name) for each in fields(Limits)}
+    given = {name: value for name, value in limits.items() if value != getattr(UNSET.limits, name)}
+    return replace(defaults, **{**given_values(request), "limits": replace(defaults.limits, **given)})
 
 
 def begun_anew(request: AnswerRequest) -> AnswerRequest:

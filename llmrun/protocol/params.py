@@ -312,11 +312,6 @@ class Limits:
         check_fields(self)
         check_limits(self.max_tokens, self.stop, self.ban)
 
-    def over(self, defaults: Limits) -> Limits:
-        """Return the limits with other defaults of what they leave open."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return replace(defaults, **{name: value for name, value in values.items() if value not in (None, (), False)})
-
 
 def check_limits(
     max_tokens: int | None,

@@ -16,7 +16,7 @@ from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.media import Media, beginning_of
-from llmrun.protocol.messages import REQUEST_FIELDS, AnswerRequest, Message, Tool
+from llmrun.protocol.messages import REQUEST_FIELDS, AnswerRequest, Message, Tool, given_values
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
 from llmrun.remote.answer_shapes import REASONING_DETAILS, REASONING_FIELDS, REASONING_TAGS
 from llmrun.remote.server import ServedModel, Server
@@ -151,7 +151,7 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
     }
     body = {key: value for is_supported, sent in requested.values() if is_supported for key, value in sent.items()}
     refused = [name for name, (is_supported, _) in requested.items() if not is_supported]
-    for name, value in asked.given.items():
+    for name, value in given_values(asked).items():
         servers = REQUEST_FIELDS[name].servers if name in REQUEST_FIELDS else None
         if servers is None:
             continue

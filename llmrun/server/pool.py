@@ -30,7 +30,7 @@ from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.media import Modality
-from llmrun.protocol.messages import UNSET, AnswerRequest, Message, Started, Stats, TextDelta
+from llmrun.protocol.messages import UNSET, AnswerRequest, Message, Started, Stats, TextDelta, with_defaults
 from llmrun.protocol.questions import MEASURE_STEPS, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
@@ -216,7 +216,7 @@ class Preset(NamedTuple):
     loading: Mapping[str, Any] = MappingProxyType({})  # fields of LoadPreferences
 
     def apply(self, request: AnswerRequest) -> AnswerRequest:
-        request = request.over(self.request)
+        request = with_defaults(request, self.request)
         if self.system and request.messages and all(message.role != "system" for message in request.messages):
             request = replace(request, messages=(Message("system", self.system), *request.messages))
         return request
@@ -239,7 +239,7 @@ class RequestDefaults(NamedTuple):
         defaults = self.request if is_first else replace(self.request, template=None)
         if request.thinking is not None:
             defaults = replace(defaults, reasoning_effort=None)
-        return self.preset(model).apply(request.over(defaults))
+        return self.preset(model).apply(with_defaults(request, defaults))
 
 
 NO_DEFAULTS = RequestDefaults()
@@ -377,7 +377,7 @@ class Pool:
         pooled = self._models.get(self._identities.get(name, (None, "")))
         if pooled is None or pooled.model is None:
             return 0
-        return pooled.model.n_ctx if pooled.is_loaded else pooled.model.plan.n_ctx
+        return pooled.model.n_ctx if pooled.is_loaded else pooled.model.load.n_ctx
 
     def modalities(self, name: str) -> frozenset[Modality] | None:
         """Return the kinds of files that a loaded model reads; None for others."""

@@ -80,7 +80,7 @@ def load(gpus: tuple[Gpu, ...], model_path: Path, tmp_path: Path, monkeypatch: p
         preferences = LoadPreferences(**{"device": gpus[0].name, "n_ctx": 512, **preferred})
         model = prepare(locate(str(path), load_settings()).spec, path, preferences, **(others or {}))
         if n_ctx_start:
-            model.load = replace(model.load, n_ctx_start=n_ctx_start)
+            model.plan = replace(model.plan, load=replace(model.load, n_ctx_start=n_ctx_start))
         loaded.append(model)
         model.start(EngineClient())
         return model
