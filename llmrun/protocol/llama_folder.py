@@ -48,7 +48,7 @@ def package_folder() -> Path | None:
 
 def own_kernels_wanted() -> bool:
     """Return whether llmrun's own matrix kernels may compute."""
-    return os.environ.get(KERNELS_VARIABLE) != GGML
+    return os.environ.get(KERNELS_VARIABLE, "").lower() != GGML
 
 
 def choose_kernels(name: str) -> None:
