@@ -22,6 +22,7 @@ def main() -> None:
     if _needs_engine(arguments):
         from llmrun.runner import launch
 
+        _choose_kernels(arguments)
         launch.prestart()
         if arguments[0] == "tokenize":
             _load_vocabulary_ahead(arguments[1])
@@ -38,6 +39,14 @@ def _needs_engine(arguments: list[str]) -> bool:
     return (
         len(arguments) > 1 and arguments[0] in _WITH_ENGINE and not (others & set(arguments) or _is_remote(arguments))
     )
+
+
+def _choose_kernels(arguments: list[str]) -> None:
+    """Set the variable of --kernels for the engine that starts now; the command checks the value."""
+    for word, value in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, is_joined, joined = word.partition("=")
+        if name == "--kernels":
+            os.environ["LLMRUN_KERNELS"] = joined if is_joined else value
 
 
 def _is_remote(arguments: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping
@@ -13,15 +14,16 @@ from llmrun.grammar import Grammar, read_json_schema
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.arguments import KINDS, refuse_unknown
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import Event, Finished, Message, Stats, TextDelta, TokenLogprob
+from llmrun.protocol.messages import UNSET, Event, Finished, Message, Stats, TextDelta, TokenLogprob, fields_with
 from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams
 
 _Value = TypeVar("_Value")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-FOR_TEXTS = ("grammar", "stops_repeats", "remember", "logprobs")
+FOR_TEXTS = fields_with(in_python=True, needs_template=False)
 """Fields of AnswerRequest that may be given to Model.generate()."""
-FOR_CHATS = (*FOR_TEXTS, "template", "thinking", "thinking_tokens", "reasoning_effort", "keep_reasoning")
+FOR_CHATS = fields_with(in_python=True)
 """Fields that may be given to Model.chat()."""
 
 
@@ -259,6 +261,19 @@ def sort_options(options: Mapping[str, Any], others: Collection[str]) -> tuple[d
     given = {name: _frozen(name, value) for name, value in options.items()}
     groups = sampling, limits, others
     return tuple({name: value for name, value in given.items() if name in group} for group in groups)
+
+
+def with_request_fields(**facts: Any) -> Callable[[_Function], _Function]:
+    """Give a method, in place of its **options, the parameters that are fields of AnswerRequest with these facts."""
+
+    def decorate(function: _Function) -> _Function:
+        signature, keyword = inspect.signature(function), inspect.Parameter.KEYWORD_ONLY
+        stated = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        added = [inspect.Parameter(name, keyword, default=getattr(UNSET, name)) for name in fields_with(**facts)]
+        vars(function)["__signature__"] = signature.replace(parameters=[*stated, *added])
+        return function
+
+    return decorate
 
 
 def _frozen(name: str, value: Any) -> Any:

@@ -70,7 +70,7 @@ class LocalEngine:
         count = self._parallel or max(1, min(MOST_PARALLEL, need.rows))
         while True:
             model = self._prepared(replace(self._preferences, parallel=count))
-            if self._parallel or count == 1 or model.plan.n_cells >= count * min(need.tokens, model.plan.n_ctx):
+            if self._parallel or count == 1 or model.load.n_cells >= count * min(need.tokens, model.load.n_ctx):
                 return model
             count = max(1, count // 2)
 

@@ -134,7 +134,7 @@ class NodeEngine:
         def prepared(preferences: LoadPreferences) -> Model:
             projector = find_projector(path, job.projector, spec.modelfile.projector)
             model = prepare(spec, path, preferences, warm_up=True, projector=projector, adapters=job.adapters)
-            if preferences.threads is None and model.plan.threads > self._n_cpus:
+            if preferences.threads is None and model.load.threads > self._n_cpus:
                 return prepared(replace(preferences, threads=self._n_cpus))
             return model
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 from llmrun.errors import LlmrunError, UsageError, brief
 from llmrun.protocol.answer import ResponseAccumulator
 from llmrun.protocol.codec import as_dict, load_json
-from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.messages import AnswerRequest, Message, with_defaults
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope
 from llmrun.server.protocols import openai_chat, openai_text
 from llmrun.server.protocols.openai import error_body, finish_reason
@@ -194,7 +194,7 @@ class RowTemplate:
         else:
             completion = CompletionRequest("", self._prompt(row.columns), {})
         return completion._replace(
-            request=_with_defaults(completion.request, self.asked), sampling={**self.sampling, **completion.sampling}
+            request=with_defaults(completion.request, self.asked), sampling={**self.sampling, **completion.sampling}
         )
 
     def _prompt(self, columns: Mapping[str, Any]) -> AnswerRequest:
@@ -244,32 +244,6 @@ def filled(template: str, columns: Mapping[str, Any]) -> str:
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
     return _PLACE.sub(put, template)
-
-
-def _with_defaults(request: AnswerRequest, base: AnswerRequest) -> AnswerRequest:
-    """Return a row's request, with the defaults of all rows for missing fields."""
-    limits = request.limits
-    return replace(
-        base,
-        messages=request.messages,
-        prompt=request.prompt,
-        limits=replace(
-            limits,
-            max_tokens=limits.max_tokens if limits.max_tokens is not None else base.limits.max_tokens,
-            stop=limits.stop or base.limits.stop,
-            ban=limits.ban or base.limits.ban,
-        ),
-        grammar=request.grammar or base.grammar,
-        thinking=base.thinking if request.thinking is None else request.thinking,
-        thinking_tokens=base.thinking_tokens if request.thinking_tokens is None else request.thinking_tokens,
-        reasoning_effort=request.reasoning_effort or base.reasoning_effort,
-        keep_reasoning=base.keep_reasoning if request.keep_reasoning is None else request.keep_reasoning,
-        template_variables=request.template_variables,
-        logprobs=request.logprobs,
-        tools=request.tools,
-        tool_choice=request.tool_choice,
-        parallel_calls=request.parallel_calls,
-    )
 
 
 def protocol_of(row: Row) -> RowProtocol:

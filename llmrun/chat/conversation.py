@@ -35,6 +35,7 @@ from llmrun.protocol.messages import (
     Message,
     Tool,
     ToolCall,
+    values_with,
 )
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import TokenCount
@@ -381,12 +382,4 @@ class Conversation:
             self._on_note(note)
 
     def _count(self, messages: Sequence[Message], *, tools: tuple[Tool, ...]) -> TokenCount:
-        request = self.settings.request
-        return self.model.count(
-            messages,
-            template=request.template,
-            thinking=request.thinking,
-            reasoning_effort=request.reasoning_effort,
-            keep_reasoning=request.keep_reasoning,
-            tools=tools,
-        )
+        return self.model.count(messages, **{**values_with(self.settings.request, in_prompt=True), "tools": tools})

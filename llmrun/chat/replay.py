@@ -17,14 +17,11 @@ from llmrun.models.fingerprint import ModelFingerprint, fingerprint_file
 from llmrun.planning.hardware import probe
 from llmrun.protocol.codec import as_dict, from_json, load_json
 from llmrun.protocol.llama_folder import llama_version
-from llmrun.protocol.messages import AnswerRequest, Finished
+from llmrun.protocol.messages import AnswerRequest, Finished, given_values
 from llmrun.storage import write_whole
 
 _KIND, _VERSION = "llmrun-record", 2
-_REQUEST = (  # sampling is the answer's
-    "messages", "prompt", "template", "grammar", "thinking", "thinking_tokens", "keep_reasoning", "speculation",
-    "begins", "begins_reasoning",
-)  # fmt: skip
+_OF_ANSWER = frozenset({"sampling", "limits"})  # fields of the request that the answer states
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +66,9 @@ def place_of(model: Model) -> dict[str, str]:
         "processor": machine.cpu_name,
         "system": f"{platform.system()} {platform.machine()}",
         "devices": ", ".join(model.loaded.devices),
-        "threads": str(model.plan.threads),
+        "threads": str(model.load.threads),
         "context": str(model.loaded.n_ctx),
-        "batch": str(model.plan.n_batch),
+        "batch": str(model.load.n_batch),
         "KV cache": f"{model.load.kv_type_k} {model.load.kv_type_v}",
         "flash attention": model.load.flash_attention,
     }
@@ -97,13 +94,12 @@ def write(path: Path, record: Recording) -> None:
         DiskFullError: the disk is full.
         UsageError: the file can't be written.
     """
-    request = as_dict(record.request)
+    request, given = as_dict(record.request), given_values(record.request).keys() - _OF_ANSWER
     document = {
         "kind": _KIND,
         "version": _VERSION,
         "place": dict(record.place),
-        "request": {name: request[name] for name in _REQUEST},
-        "stops_repeats": record.request.stops_repeats,
+        "request": {name: value for name, value in request.items() if name in given},
         "answer": {"content": record.answer.content, **plain_facts(record.answer)},
         "draft": as_dict(record.draft) if record.draft is not None else None,
     }
@@ -120,7 +116,8 @@ def read(path: Path) -> Recording:
         document: Any = load_json(path.read_text(encoding="utf-8"))
         if document["kind"] != _KIND or document["version"] not in (1, _VERSION):
             raise ValueError("it is of another kind or version")
-        fields = {**document["request"], "stops_repeats": document["stops_repeats"]}
+        earlier = {"stops_repeats": document.get("stops_repeats", False)}  # where earlier records have it
+        fields = {**earlier, **document["request"]}
         if document["version"] == 1:
             fields["speculation"] = None  # step times, not drafts
         request = from_json(AnswerRequest, fields)

@@ -58,12 +58,12 @@ def plan_for_agent(header: Header, hardware: Hardware, preferences: LoadPreferen
         OutOfMemoryError: the model or the preferred context does not fit.
     """
     alone = make_plan(header, hardware, replace(preferences, parallel=1), name=name)
-    wanted = alone.n_ctx if preferences.n_ctx is not None else min(alone.n_ctx, COMFORTABLE_WINDOW)
+    wanted = alone.load.n_ctx if preferences.n_ctx is not None else min(alone.load.n_ctx, COMFORTABLE_WINDOW)
     for parallel in _PARALLEL:  # some models need a KV cache of a whole window for each answer, so fewer of them
         with suppress(OutOfMemoryError):
             plan = make_plan(header, hardware, replace(preferences, n_ctx=wanted, parallel=parallel))
-            half = min(alone.n_ctx, plan.n_cells // 2) // _STEP * _STEP
-            if half > plan.n_ctx:
+            half = min(alone.load.n_ctx, plan.load.n_cells // 2) // _STEP * _STEP
+            if half > plan.load.n_ctx:
                 with suppress(OutOfMemoryError):
                     return make_plan(header, hardware, replace(preferences, n_ctx=half, parallel=parallel))
             return plan
@@ -80,7 +80,7 @@ def window_of(name: str, preferences: LoadPreferences) -> ModelWindow:
     if path is None:
         return ModelWindow(name, preferences.n_ctx or 0, _PARALLEL[0])
     plan = plan_for_agent(read_header(path), this_machine(), preferences, name)
-    return ModelWindow(name, plan.n_ctx, plan.n_seq_max)
+    return ModelWindow(name, plan.load.n_ctx, plan.load.n_seq_max)
 
 
 def installed_windows(preferences: LoadPreferences) -> list[ModelWindow]:
@@ -93,7 +93,7 @@ def installed_windows(preferences: LoadPreferences) -> list[ModelWindow]:
             if not makes_embeddings(header):
                 own = replace(with_preset(installed.name, preferences), **typed)
                 plan = plan_for_agent(header, hardware, own)
-                found.append(ModelWindow(installed.name, plan.n_ctx, plan.n_seq_max, installed.size))
+                found.append(ModelWindow(installed.name, plan.load.n_ctx, plan.load.n_seq_max, installed.size))
     return sorted(found, key=lambda each: each.rank)
 
 

@@ -38,6 +38,7 @@ from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.model.loading import prepare
 from llmrun.models.location import find_projector
 from llmrun.models.store.use import using
+from llmrun.protocol.messages import REQUEST_FIELDS
 from llmrun.protocol.params import resolve_sampling
 from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.remote.request_body import require_told
@@ -56,15 +57,11 @@ if TYPE_CHECKING:
 _ANSWER = some_of(
     answer_options,
     "system",
-    "template",
     "max_tokens",
     "stop",
     "grammar",
     "json_schema",
-    "think",
-    "think_tokens",
-    "keep_reasoning",
-    "loop_guard",
+    *(name for name, row in REQUEST_FIELDS.items() if row.flag and name not in ("reasoning_effort", "begins")),
 )
 """The options of the request for rows without fields of their own."""
 

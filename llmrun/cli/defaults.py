@@ -35,8 +35,6 @@ _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
 _MODEL_VARIABLE = "LLMRUN_MODEL"
 _MODEL_LIKE = re.compile(r"[a-z][a-z._-]*\d[\w.-]*|.*:.+", re.IGNORECASE)  # qwen9, phi-5, name:quant
-_FIELDS = {"think": "thinking", "think_tokens": "thinking_tokens", "think_effort": "reasoning_effort"}
-"""Parameters of commands whose field of a request has another name."""
 
 
 def default_model(values: Mapping[str, Any]) -> tuple[str, str]:
@@ -156,9 +154,7 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     context.default_map = {parameters[name]: value for name, (value, _) in found.items()}
     sampling.PRESET_ORIGINS.clear()
     sampling.PRESET_ORIGINS |= {
-        _FIELDS.get(parameters[name], parameters[name]): origin
-        for name, (_, origin) in found.items()
-        if values.get(parameters[name]) is None
+        parameters[name]: origin for name, (_, origin) in found.items() if values.get(parameters[name]) is None
     }
 
 
@@ -270,10 +266,10 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
     def excludes(name: str, value: Any) -> bool:
         key = settings_file.NAMED[name]
         beams = typed.get("beams") is not None
-        thinks = typed.get("think")
+        thinks, limits = typed.get("thinking"), (typed.get("reasoning_effort"), typed.get("thinking_tokens"))
         return (
             (beams and (name.startswith("think-") or (name == "think" and value)))
-            or (name == "think" and any(typed.get(each) is not None for each in ("think_effort", "think_tokens")))
+            or (name == "think" and limits != (None, None))
             or (name.startswith("think-") and thinks is False)
             or (name == "think-effort" and value == "none" and bool(thinks))
             or (beams and key.is_sampling and not PARAMETERS[key.parameter].for_beams)

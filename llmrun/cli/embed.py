@@ -22,6 +22,7 @@ from llmrun.cli.options import (
     YesOption,
     check_output_file,
     engine_options,
+    kernels,
     with_options,
 )
 from llmrun.errors import UsageError
@@ -41,16 +42,17 @@ _MOST_COMPARED = 12
 """Texts; a larger table of similarities fits no terminal."""
 
 
-@with_options(engine=engine_options("threads", "gpu_layers"))
+@with_options(engine=engine_options("threads", "gpu_layers"), kernels=kernels)
 def embed_loading(
     ctx: CtxOption = None,
     *,
     engine: dict[str, Any],
+    kernels: str | None,
     verbose: VerboseOption = False,
     yes: YesOption = False,
 ) -> LoadingOptions:
     """Collect the options of loading a model for embeddings."""
-    return LoadingOptions(LoadPreferences(ctx, **engine), OFF, verbose, yes)
+    return LoadingOptions(LoadPreferences(ctx, **engine), OFF, verbose, yes, kernels=kernels)
 
 
 def embedding(

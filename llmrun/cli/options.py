@@ -22,10 +22,10 @@ from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.planning.memory import KV_BYTES
 from llmrun.planning.preferences import ATTENTION, LOAD_OPTIONS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
-from llmrun.protocol.arguments import Effort
+from llmrun.protocol.llama_folder import GGML, choose_kernels
 from llmrun.protocol.media import Modality
-from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.params import MOST_TOKENS, Limits, check_limits
+from llmrun.protocol.messages import REQUEST_FIELDS, AnswerRequest, fields_with
+from llmrun.protocol.params import Limits, check_limits
 from llmrun.protocol.settings import SETTINGS
 from llmrun.storage import check_target
 from llmrun.ui.terminal.output import Output
@@ -38,38 +38,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-ThinkOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--think/--no-think",
-        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
-        rich_help_panel="Answer",
-    ),
-]
-ThinkTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--think-tokens", metavar="TOKENS", help="End the reasoning after this many tokens.", rich_help_panel="Answer"
-    ),
-]
-ThinkEffortOption = Annotated[
-    Effort | None,
-    typer.Option(
-        "--think-effort",
-        metavar="LEVEL",
-        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
-        rich_help_panel="Answer",
-    ),
-]
-KeepReasoningOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--keep-reasoning/--no-keep-reasoning",
-        help="Keep the reasoning of earlier answers in the prompt, or leave it out. Default: keep it where the "
-        "template can, or where tools were called and the context window has room.",
-        rich_help_panel="Answer",
-    ),
-]
 ShowThoughtsOption = Annotated[
     Literal["on", "fold", "hide"],
     typer.Option(
@@ -186,15 +154,6 @@ PresetOption = Annotated[
     ),
 ]
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.", rich_help_panel="Prompt")]
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        "--template",
-        metavar="FILE|chatml",
-        help="Chat template to use instead of the model's own.",
-        rich_help_panel="Prompt",
-    ),
-]
 CtxOption = Annotated[
     int | None,
     typer.Option(
@@ -227,15 +186,21 @@ def engine_option(name: str, unset: str, *, metavar: str = "", panel: str = "Eng
     )
 
 
-def option_table(options: Mapping[str, Any], read: Callable[..., Any]) -> Callable[..., Any]:
+def option_table(
+    options: Mapping[str, Any], read: Callable[..., Any], defaults: Mapping[str, Any] = {}
+) -> Callable[..., Any]:
     """Return a group of options made from a table.
 
     Args:
-        options: parameter -> its annotated type; None without the option.
+        options: parameter -> its annotated type.
         read: gets their values.
+        defaults: values without the option; None if missing.
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, keyword, default=None, annotation=type_) for name, type_ in options.items()]
+    parameters = [
+        inspect.Parameter(name, keyword, default=defaults.get(name), annotation=type_)
+        for name, type_ in options.items()
+    ]
     group = functools.partial(read)
     vars(group)["__signature__"] = inspect.Signature(parameters)
     return group
@@ -305,6 +270,26 @@ LoraOption = Annotated[
         rich_help_panel="Engine",
     ),
 ]
+KernelsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kernels",
+        metavar="NAME",
+        autocompletion=complete_words(GGML),
+        help="Matrix kernels of the processor: ggml, or an instruction set of llmrun's own, e.g. AVX2. Default: the "
+        "best of llmrun's own, or $LLMRUN_KERNELS.",
+        rich_help_panel="Engine",
+    ),
+]
+
+
+def kernels(kernels: KernelsOption = None) -> str | None:
+    """The option of the matrix kernels, which the engines of this command use. Raises as choose_kernels()."""
+    if kernels is not None:
+        choose_kernels(kernels)
+    return kernels
+
+
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="Show llama.cpp's log and the plan.", rich_help_panel="Engine")
 ]
@@ -375,7 +360,7 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result
         @functools.wraps(command)
         def wrapper(**options: Any) -> Any:
             for name, group in groups.items():
-                options[name] = group(**{option: options.pop(option) for option in added[name]})
+                options[name] = group(**{option: options.pop(option) for option in added[name] if option in options})
             return command(**options)
 
         # What Typer reads.
@@ -401,6 +386,7 @@ class LoadingOptions:
     draft: str | None = None
     adapters: tuple[Adapter, ...] = ()
     projector: str | None = None  # None: the mmproj file beside the model, if any
+    kernels: str | None = None  # chosen matrix kernels, which the environment of the engine has
     server: Server | None = None  # the fields above are then ignored
 
     @property
@@ -476,6 +462,7 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
         "--mmproj": loading.projector is not None,
         "--lora": bool(loading.adapters),
         "--rpc": bool(preferences.workers),
+        "--kernels": loading.kernels is not None,
         "--verbose": loading.verbose,
     }
     kept = {flag: is_given for flag, is_given in others.items() if flag in _KEPT}
@@ -488,11 +475,12 @@ def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {})
         raise UsageError(f"{server} and {flag} can't be used together", why=why, hint=hint)
 
 
-@with_options(engine=engine_options(*LOAD_OPTIONS))
+@with_options(engine=engine_options(*LOAD_OPTIONS), kernels=kernels)
 def loading(
     ctx: CtxOption = None,
     *,
     engine: dict[str, Any],
+    kernels: str | None,
     speculate: SpeculateOption = None,
     draft: DraftOption = None,
     mmproj: MmprojOption = None,
@@ -507,7 +495,7 @@ def loading(
         raise UsageError("--draft and --speculate off can't be used together", hint="give one of them")
     draft, heads = read_draft_source(draft)
     preferences = LoadPreferences(ctx, workers=workers_of(rpc), draft_heads=heads, **engine)
-    return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj)
+    return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj, kernels)
 
 
 def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
@@ -522,14 +510,6 @@ def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
 PlainOption = Annotated[
     bool, typer.Option("--plain", help="Print the answer as it is, not as Markdown.", rich_help_panel="Answer")
 ]
-LoopGuardOption = Annotated[
-    bool,
-    typer.Option(
-        "--loop-guard/--no-loop-guard",
-        help="End an answer that repeats itself, and close a reasoning that does.",
-        rich_help_panel="Answer",
-    ),
-]
 FilesOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -542,15 +522,6 @@ FilesOption = Annotated[
 ]
 
 
-PrefillOption = Annotated[
-    str,
-    typer.Option(
-        "--prefill",
-        metavar="TEXT",
-        help="Let each answer begin with this text; the model continues it.",
-        rich_help_panel="Answer",
-    ),
-]
 AudioOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -587,26 +558,56 @@ class AnswerOptions:
         return self.attached.modalities if self.attached is not None else frozenset()
 
 
+def _request_option(name: str) -> Any:
+    """Return the annotated type of the option of a field of AnswerRequest."""
+    row = REQUEST_FIELDS[name]
+    kind: Any = {"bool": bool, "int": int, "str": str}[row.plain_type]
+    if row.choices:
+        kind = Literal[row.choices]
+    option = typer.Option(row.flag, metavar=row.metavar or None, help=row.help, rich_help_panel=row.panel)
+    return Annotated[kind if row.is_on else kind | None, option]
+
+
+def read_request_options(**values: Any) -> dict[str, Any]:
+    """Return the fields of AnswerRequest that are given by options.
+
+    Raises:
+        UsageError: a value is invalid, or a file can't be read.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        row = REQUEST_FIELDS[name]
+        if row.bounds is not None:
+            require_within(row.flag, value, row.bounds)
+    if "template" in given:
+        given["template"] = template_text(given["template"])
+    return given
+
+
+REQUEST_OPTIONS = option_table(
+    {name: _request_option(name) for name, row in REQUEST_FIELDS.items() if row.flag},
+    read_request_options,
+    dict.fromkeys(fields_with(is_on=True), True),
+)
+"""The options of fields of a request, read by read_request_options()."""
+
+
+@with_options(given=REQUEST_OPTIONS)
 def answer_options(
     system: SystemOption = None,
-    template: TemplateOption = None,
     max_tokens: MaxTokensOption = None,
     stop: StopOption = None,
     ban: BanOption = None,
     grammar: GrammarOption = None,
     json_schema: JsonSchemaOption = None,
-    think: ThinkOption = None,
-    think_tokens: ThinkTokensOption = None,
-    think_effort: ThinkEffortOption = None,
-    keep_reasoning: KeepReasoningOption = None,
+    *,
+    given: dict[str, Any],
     show_thoughts: ShowThoughtsOption = "fold",
     plain: PlainOption = False,
-    loop_guard: LoopGuardOption = True,
     files: FilesOption = None,
     images: ImagesOption = None,
     audio: AudioOption = None,
     json_format: FormatOption = None,
-    prefill: PrefillOption = "",
 ) -> AnswerOptions:
     """Collect the options of a command that answers; raise before a model is loaded.
 
@@ -616,26 +617,20 @@ def answer_options(
     """
 
     check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
-    require_within("--think-tokens", think_tokens, (0, MOST_TOKENS))
-    if think is False and think_tokens is not None:
+    think, effort = given.get("thinking"), given.get("reasoning_effort")
+    if think is False and "thinking_tokens" in given:
         raise UsageError("--no-think and --think-tokens can't be used together", hint="give one of them")
-    if think_effort is not None and think is (think_effort == "none"):
+    if effort is not None and think is (effort == "none"):
         flag = "--think" if think else "--no-think"
-        raise UsageError(f"{flag} and --think-effort {think_effort} can't be used together", hint="give one of them")
+        raise UsageError(f"{flag} and --think-effort {effort} can't be used together", hint="give one of them")
     if json_format is not None:
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")
         json_schema = json_schema or "{}"
     request = AnswerRequest(
         limits=Limits(max_tokens, tuple(stop or ()), tuple(ban or ())),
-        template=template_text(template),
         grammar=read_constraint(grammar, json_schema),
-        thinking=think,
-        thinking_tokens=think_tokens,
-        reasoning_effort=think_effort,
-        keep_reasoning=keep_reasoning,
-        stops_repeats=loop_guard,
-        begins=prefill,
+        **given,
     )
     return AnswerOptions(system, request, _attached(files or (), images or (), audio or ()), show_thoughts, plain)
 

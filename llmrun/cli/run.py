@@ -43,7 +43,7 @@ from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, 
 from llmrun.model.chat_model import ChatModel, loaded_locally
 from llmrun.model.loading import ExpectedUse
 from llmrun.protocol.jobs.beams import BeamSettings
-from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Finished, Message, TextDelta, without
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.settings import PARALLEL_BOUNDS
 from llmrun.storage import decode_text
@@ -365,15 +365,7 @@ def as_request(output: Output, model: ChatModel, text: str, answer: AnswerOption
             hint = "leave out --raw, or name one with --template"
             raise UsageError("images and audio need a chat template", hint=hint)
         prompt = "\n\n".join(filter(None, (answer.system, text)))
-        return replace(
-            answer.request,
-            prompt=prompt,
-            template=None,
-            thinking=None,
-            thinking_tokens=None,
-            reasoning_effort=None,
-            keep_reasoning=None,
-        )
+        return replace(without(answer.request, needs_template=True), prompt=prompt)
     messages = conversation(answer.system, text, model.examples)
     if answer.attached is not None:
         messages[-1] = replace(messages[-1], media=answer.attached.sent)

@@ -29,12 +29,10 @@ from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import find_draft, find_model
 from llmrun.cli.main import ENDING
 from llmrun.cli.options import (
-    KeepReasoningOption,
+    REQUEST_OPTIONS,
     LoadingOptions,
-    TemplateOption,
-    ThinkEffortOption,
     loading,
-    template_text,
+    some_of,
     with_options,
 )
 from llmrun.cli.sampling import WATERMARK_OPTIONS, sampling_flags
@@ -47,6 +45,8 @@ from llmrun.gguf.rules import check
 from llmrun.models.adapters import adapter_bytes
 from llmrun.models.location import find_projector, locate, not_on_disk
 from llmrun.planning.measurements import compare_allocated
+from llmrun.protocol.messages import AnswerRequest, fields_with
+from llmrun.protocol.params import Limits
 from llmrun.server.guard import LOOPBACK, Policy, read_keys
 from llmrun.server.pool import Preset, RequestDefaults
 from llmrun.server.protocols.fields import read_time
@@ -135,9 +135,11 @@ InstallOption = Annotated[
     ),
 ]
 LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log each request as a JSON object on stderr.")]
+_REQUESTS = some_of(REQUEST_OPTIONS, *fields_with(in_server=True))
+"""The options of the fields that requests may leave out."""
 
 
-@with_options(loading=loading, marking=WATERMARK_OPTIONS, docs=documents, tooling=tooling)
+@with_options(requests=_REQUESTS, loading=loading, marking=WATERMARK_OPTIONS, docs=documents, tooling=tooling)
 def serve(
     context: typer.Context,
     models: ModelsArgument = None,
@@ -148,9 +150,6 @@ def serve(
     allow_host: AllowHostOption = None,
     alias: AliasOption = None,
     any_model: AnyModelOption = False,
-    template: TemplateOption = None,
-    think_effort: ThinkEffortOption = None,
-    keep_reasoning: KeepReasoningOption = None,
     allow_manage: AllowManageOption = False,
     keep: KeepOption = "5m",
     parallel: ParallelOption = 8,
@@ -162,6 +161,7 @@ def serve(
     install: InstallOption = None,
     parent: ParentOption = None,
     *,
+    requests: dict[str, Any],
     loading: LoadingOptions,
     marking: Mapping[str, Any],
     docs: DocsOptions,
@@ -182,14 +182,14 @@ def serve(
 
     output, names = Output(json=log_json), tuple(dict.fromkeys(models or []))
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
-    _require_model(names, {"--any-model": any_model, "--template FILE": template is not None})
+    _require_model(names, {"--any-model": any_model, "--template FILE": "template" in requests})
     options = ServeOptions(
         names, policy, replace(loading.preferences, parallel=parallel), keep_seconds, queue,
         answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
         projector=loading.projector, draft=_fetch_missing(output, names, loading), adapters=loading.adapters,
         sampling=marking, any_model=any_model, aliases=_aliases(alias or []), allow_manage=allow_manage,
         presets=page_presets,
-        defaults=RequestDefaults(template_text(template), think_effort, served_presets(), keep_reasoning),
+        defaults=RequestDefaults(AnswerRequest(**requests), served_presets()),
     )  # fmt: skip
     if background or install:
         listening.close()
@@ -274,10 +274,10 @@ def served_presets() -> Callable[[str], Preset]:
         found = preset_values(given, model, is_remote=False)
         keys = [key for key in found if settings_file.PRESET[key].is_sampling]
         values = sampling_flags(**{settings_file.PRESET[key].parameter: found[key][0] for key in keys})
-        others = {
-            key.replace("-", "_"): found[key][0] for key in ("system", "max-tokens", "keep-reasoning") if key in found
-        }
-        return Preset(**others, sampling=values, loading=loading_fields(found))
+        preferred = {settings_file.PRESET[key].parameter: value for key, (value, _) in found.items()}
+        fields = {name: preferred[name] for name in fields_with(preset="model") if name in preferred}
+        request = AnswerRequest(limits=Limits(preferred.get("max_tokens")), **fields)
+        return Preset(preferred.get("system", ""), request, values, loading_fields(found))
 
     return preset
 
@@ -293,7 +293,7 @@ def page_presets() -> list[dict[str, Any]]:
         preset = settings_file.read_preset(name, given)
         values = {settings_file.NAMED[key].parameter: value for key, value in preset.items()}
         shown = {key: values.get(key) for key in ("model", "system")}
-        found.append({"name": name, **shown, "thinking": values.get("think"), "values": values})
+        found.append({"name": name, **shown, "thinking": values.get("thinking"), "values": values})
     return found
 
 

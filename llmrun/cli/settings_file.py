@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from llmrun.cli.sampling import read_value
 from llmrun.config import config_file, read_toml
 from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
-from llmrun.protocol.arguments import EFFORTS
-from llmrun.protocol.params import MOST_TOKENS, PARAMETERS
+from llmrun.protocol.messages import REQUEST_FIELDS
+from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
 from llmrun.server.protocols.fields import read_time
 from llmrun.storage import write_whole
@@ -46,6 +46,18 @@ class Key(NamedTuple):
     is_list: bool = False  # of texts
 
 
+def _request_keys(kind: str) -> dict[str, Key]:
+    """Return the keys of fields of a request, named as their options, in presets of a kind."""
+    types: dict[str, type[int] | type[str] | type[bool]] = {"bool": bool, "int": int, "str": str}
+    return {
+        row.flag.partition("/")[0].lstrip("-"): Key(
+            name, types[row.plain_type], row.choices, bounds=row.bounds or (0, _HIGHEST)
+        )
+        for name, row in REQUEST_FIELDS.items()
+        if row.preset == kind
+    }
+
+
 LOADING = {"ctx": Key("ctx", int)} | {
     SETTINGS[name].option.lstrip("-"): Key(name, str, SETTINGS[name].choices) for name in ("kv_type_k", "kv_type_v")
 }
@@ -53,19 +65,16 @@ LOADING = {"ctx": Key("ctx", int)} | {
 PRESET = {
     "system": Key("system", str),
     "max-tokens": Key("max_tokens", int, bounds=(1, _HIGHEST)),
-    "keep-reasoning": Key("keep_reasoning", bool),
+    **_request_keys("model"),
     **LOADING,
 } | {row.flag.lstrip("-"): Key(name, str, (), True) for name, row in PARAMETERS.items() if row.in_preset}
 NAMED = {
     "model": Key("model", str),
     **PRESET,
-    "think": Key("think", bool),
-    "think-effort": Key("think_effort", str, EFFORTS),
-    "think-tokens": Key("think_tokens", int, bounds=(0, MOST_TOKENS)),
+    **_request_keys("named"),
     "tools": Key("tools", str, is_list=True),
     "docs": Key("docs", str),
     "stop": Key("stop", str, is_list=True),
-    "template": Key("template", str),
     "lora": Key("lora", str, is_list=True),
     "mmproj": Key("mmproj", str),
 }

@@ -35,7 +35,17 @@ from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import AnswerRequest, Event, Generate, Message
 from llmrun.protocol.params import Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.speculation import Speculation
-from llmrun.reply import FOR_CHATS, FOR_TEXTS, Reply, Said, SchemaClass, as_grammar, as_messages, sort_options
+from llmrun.reply import (
+    FOR_CHATS,
+    FOR_TEXTS,
+    Reply,
+    Said,
+    SchemaClass,
+    as_grammar,
+    as_messages,
+    sort_options,
+    with_request_fields,
+)
 from llmrun.runner import client
 from llmrun.runner.launch import EngineHandle, launch
 
@@ -43,7 +53,6 @@ if TYPE_CHECKING:
     from llmrun.model.embeddings import EmbedOptions, RankedDocument, TextVectors
     from llmrun.planning.tuned import TunableSettings
     from llmrun.protocol.adapters import Adapter
-    from llmrun.protocol.messages import Tool
 
 
 _INTERNAL = """comparisons draft drafting embed_each examples launch_engine last_answer load loaded needs_own_engine
@@ -63,7 +72,6 @@ class Model:
         spec: meaning of the model's name.
         header: of the file.
         plan: context window, threads and layers, and the reasons.
-        load: the plan's command to the engine.
         loaded: the engine's report.
         drafting: the use of speculation; `drafting.most` may be changed.
         comparisons: what an idle engine can measure for later loads.
@@ -81,7 +89,6 @@ class Model:
         spec: ModelSpec,
         header: Header,
         plan: Plan,
-        load: Load,
         drafting: DraftPolicy,
         comparisons: Comparisons,
         tuned: TunableSettings | None = None,
@@ -90,7 +97,7 @@ class Model:
     ) -> None:
         self.path, self.spec, self.header, self.plan = path, spec, header, plan
         self.tuned, self.drafting, self.draft, self.comparisons = tuned, drafting, draft, comparisons
-        self.load, self._load_for = load, load_for
+        self._load_for = load_for
         self.loaded: Loaded
         self._runner: client.EngineClient | None = None
         self._request = 0
@@ -104,6 +111,11 @@ class Model:
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name[0] != "_" and name not in _INTERNAL.split()]
+
+    @property
+    def load(self) -> Load:
+        """The plan's command to the engine."""
+        return self.plan.load
 
     @property
     def name(self) -> str:
@@ -190,13 +202,13 @@ class Model:
         """
         if answers <= self.parallel or self._load_for is None:
             return
-        wide, before = self._load_for(answers), self.load
+        wide, before = replace(self.plan, load=self._load_for(answers)), self.plan
         with self._starting:
-            self.load = wide
+            self.plan = wide
             try:
                 self.start(self._runner if self._runner is not None and self._runner.alive else self.new_engine())
             except LlmrunError:
-                self.load = before  # of the next engine: this one has ended
+                self.plan = before  # of the next engine: this one has ended
                 raise
 
     @checked
@@ -421,38 +433,23 @@ class Model:
         return self._living_engine().do(questions.DETOKENIZE, tuple(tokens))
 
     @checked
-    def count(
-        self,
-        messages: Said | Iterable[Message | Mapping[str, str]],
-        *,
-        template: str | None = None,
-        thinking: bool | None = None,
-        reasoning_effort: str | None = None,
-        keep_reasoning: bool | None = None,
-        tools: tuple[Tool, ...] = (),
-    ) -> questions.TokenCount:
+    @with_request_fields(in_prompt=True)
+    def count(self, messages: Said | Iterable[Message | Mapping[str, str]], **options: Any) -> questions.TokenCount:
         """Count the tokens of a conversation: of each message's content, and of the whole prompt.
 
             model.count("Why is the sky blue?").total
 
         Args:
             messages: as in chat().
-            template, thinking, reasoning_effort, keep_reasoning, tools: as in AnswerRequest. Answers of this model to
-                this conversation count with the tokens that it generated, where these will stand in the prompt.
+            options: template, thinking, reasoning_effort, template_variables, tools and keep_reasoning, as in
+                AnswerRequest. Answers of this model to this conversation count with the tokens that it generated, where
+                these will stand in the prompt.
 
         Raises:
             UsageError: an argument is of the wrong type.
             BadTemplateError: the model has no chat template, or it fails.
         """
-        asked = AnswerRequest(
-            as_messages(messages),
-            template=template,
-            thinking=thinking,
-            reasoning_effort=reasoning_effort,
-            keep_reasoning=keep_reasoning,
-            tools=tools,
-        )
-        return self._living_engine().do(questions.COUNT_TOKENS, asked)
+        return self._living_engine().do(questions.COUNT_TOKENS, AnswerRequest(as_messages(messages), **options))
 
     @contextmanager
     def while_idle(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from llmrun.errors import UsageError
 from llmrun.model import Model
 from llmrun.models.fingerprint import ModelFingerprint
 from llmrun.protocol.media import Modality
-from llmrun.protocol.messages import AnswerRequest, Event, Message, Tool
+from llmrun.protocol.messages import AnswerRequest, Event, Message
 from llmrun.protocol.params import SamplingParams
 from llmrun.protocol.questions import StateSaved, TokenCount
 from llmrun.protocol.speculation import Speculation
@@ -60,12 +60,7 @@ class ChatModel(Protocol):
     def count(
         self,
         messages: Iterable[Message],
-        *,
-        template: str | None = None,
-        thinking: bool | None = None,
-        reasoning_effort: str | None = None,
-        keep_reasoning: bool | None = None,
-        tools: tuple[Tool, ...] = (),
+        **options: Any,
     ) -> TokenCount: ...
     def decode_together(self, answers: int) -> None: ...
     def while_idle(self) -> AbstractContextManager[None]: ...

@@ -22,7 +22,7 @@ from llmrun.models.modelfile import Modelfile
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, this_machine
 from llmrun.planning.measurements import Comparisons, measured_before
-from llmrun.planning.pairs import DraftFile, Drafts, plan_pair
+from llmrun.planning.pairs import DraftFile, plan_pair
 from llmrun.planning.plan import Plan, scores_fit
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
 from llmrun.planning.speculation import AUTO, OFF, DraftPolicy, read_draft_source, read_speculate
@@ -154,29 +154,33 @@ def prepare(
     pair = partial(plan_pair, header, draft, hardware, measured=measured, adapters=adapters)
     planned = partial(pair, name=spec.name, repository=spec.repository or "")
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
-    split_mode, ubatch = preferences.split_mode, preferences.n_ubatch
-    preferences, plan, drafts = plan_with_tuned(preferences, tuned, planned)
+    given, (preferences, plan) = preferences, first_that_fits(preferences, tuned, planned)
+    if tuned is not None:
+        tuned = replace(tuned, n_ubatch=min(given.n_ubatch or tuned.n_ubatch, preferences.micro_batch))
+        without_flash = scores_fit(header, hardware, plan.load.n_ctx, preferences.micro_batch)
+        applied = tuned.applied_within(plan.load, preferences, without_flash=without_flash)
+        words = tuned.of(applied).changes(replace(tuned.of(plan.load), split_mode=given.split_mode))
+        plan = replace(plan, load=applied, tuned=words)
+    load, draft_load = plan.load, plan.load.draft
+    if draft_load is not None:
+        draft_load = replace(draft_load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
-        plan.load(path),
+        load,
+        path=str(path.absolute()),
         warm_up=warm_up,
         verbose=verbose,
         states=str(settings.states_dir) if keeps_states else "",
         states_bytes=settings.states_bytes,
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
+        draft=draft_load,
     )
-    if tuned is not None:
-        tuned = replace(tuned, n_ubatch=min(ubatch or tuned.n_ubatch, preferences.micro_batch))
-        without_flash = scores_fit(header, hardware, plan.n_ctx, preferences.micro_batch)
-        plan, load = _with_tuned(plan, load, tuned, preferences, split_mode, without_flash=without_flash)
-    if drafts is not None:
-        beside = replace(drafts.load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
-        load = replace(load, draft=beside)
-    drafting = DraftPolicy(header, load, speculate, drafts and drafts.header)
+    plan = replace(plan, load=load, notes=(*plan.notes, *stored.notes))
+    drafting = DraftPolicy(header, load, speculate, plan.draft)
     comparisons = Comparisons(header, hardware, load, settings.state_dir)
-    load_for = partial(_load_for, load, plan, preferences, planned)
-    return Model(path, spec, header, _with_notes(plan, stored), load, drafting, comparisons, tuned, draft, load_for)
+    load_for = partial(_load_for, plan, preferences, planned)
+    return Model(path, spec, header, plan, drafting, comparisons, tuned, draft, load_for)
 
 
 def _with_stored(
@@ -193,29 +197,27 @@ def _with_stored(
     )
 
 
-def _with_notes(plan: Plan, modelfile: Modelfile) -> Plan:
-    return replace(plan, notes=(*plan.notes, *modelfile.notes))
-
-
-def plan_with_tuned(
+def first_that_fits(
     preferences: LoadPreferences,
     tuned: TunableSettings | None,
-    planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
-) -> tuple[LoadPreferences, Plan, Drafts | None]:
+    planned: Callable[[LoadPreferences], Plan],
+) -> tuple[LoadPreferences, Plan]:
     """Return preferences with the tuned micro-batch and split mode, if as much fits with them, and their plan."""
-    plan, drafts = planned(preferences)
-    if tuned is None:
-        return preferences, plan, drafts
+    plan = planned(preferences)
+    for tried in _candidates(preferences, tuned) if tuned is not None else ():
+        with suppress(LlmrunError):  # it does not go with the preferences, or does not fit
+            other = planned(tried)
+            if (other.load.gpu_layers, other.load.n_ctx) == (plan.load.gpu_layers, plan.load.n_ctx):
+                return tried, other
+    return preferences, plan
+
+
+def _candidates(preferences: LoadPreferences, tuned: TunableSettings) -> list[LoadPreferences]:
+    """Return other preferences with tuned settings, the best first."""
     is_wide = preferences.n_ubatch is None and tuned.n_ubatch > preferences.micro_batch
     wide = replace(preferences, n_ubatch=tuned.n_ubatch) if is_wide else preferences
-    for tried in dict.fromkeys((tuned.preferred(wide), wide, tuned.preferred(preferences))):
-        if tried == preferences:
-            continue
-        with suppress(LlmrunError):  # it does not go with the preferences, or does not fit
-            other, other_drafts = planned(tried)
-            if (other.gpu_layers, other.n_ctx) == (plan.gpu_layers, plan.n_ctx):
-                return tried, other, other_drafts
-    return preferences, plan, drafts
+    tried = dict.fromkeys((tuned.preferred(wide), wide, tuned.preferred(preferences)))
+    return [each for each in tried if each != preferences]
 
 
 def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardware:
@@ -224,54 +226,18 @@ def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardwa
     return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
 
 
-def _with_tuned(
-    plan: Plan,
-    load: Load,
-    tuned: TunableSettings,
-    preferences: LoadPreferences,
-    split_mode: str,
-    *,
-    without_flash: bool,
-) -> tuple[Plan, Load]:
-    changed = tuned.applied_within(load, preferences, without_flash=without_flash)
-    words = tuned.of(changed).changes(replace(tuned.of(load), split_mode=split_mode))
-    names = ("threads", "flash_attention", "cpu_variant")
-    plan = replace(plan, tuned=words, **{name: getattr(changed, name) for name in names})
-    return plan, changed
-
-
 def _load_for(
-    load: Load,
-    plan: Plan,
-    preferences: LoadPreferences,
-    planned: Callable[[LoadPreferences], tuple[Plan, Drafts | None]],
-    answers: int,
+    plan: Plan, preferences: LoadPreferences, planned: Callable[[LoadPreferences], Plan], answers: int
 ) -> Load:
     """Return the load for this many answers decoded together, with the same weights and context window.
 
     Raises:
         OutOfMemoryError: there is no memory for them.
     """
+    load = plan.load
     wider = replace(preferences, n_ctx=max(load.n_ctx, CONTEXT_BOUNDS[0]), parallel=answers)
-    wide, drafts = planned(replace(wider, gpu_layers=plan.gpu_layers, cpu_experts=len(plan.cpu_experts)))
-    return _with_sequences(load, wide.load(Path(load.path)), drafts.load if drafts is not None else None)
-
-
-def _with_sequences(load: Load, wide: Load, draft: Load | None) -> Load:
-    """Return a load with another one's number of sequences and their KV cache."""
-    if load.draft is not None and draft is not None:
-        draft = _with_sequences(load.draft, draft, None)
-    return replace(
-        load,
-        n_seq_max=wide.n_seq_max,
-        n_cells=wide.n_cells,
-        n_parked=wide.n_parked,
-        checkpoint_bytes=wide.checkpoint_bytes,
-        copy_bytes=wide.copy_bytes,
-        cell_bytes=wide.cell_bytes,
-        n_rollback=wide.n_rollback,
-        draft=draft,
-    )
+    wide = planned(replace(wider, gpu_layers=load.gpu_layers, cpu_experts=len(load.cpu_experts)))
+    return load.widened(wide.load)
 
 
 def _tuned(header: Header, hardware: Hardware, settings: Settings, expected: ExpectedUse) -> TunableSettings | None:

@@ -19,7 +19,7 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware, this_machine
 from llmrun.planning.memory import memory, repacked_types
 from llmrun.planning.pairs import ResizedHeader
-from llmrun.planning.placement import Split, split_model
+from llmrun.planning.placement import split_model
 from llmrun.planning.plan import Plan, beyond_training, make_plan, margin, trained_context
 from llmrun.planning.predict import (
     Prediction,
@@ -183,10 +183,10 @@ def look_ahead(
     chosen = _plan(facts, hardware, preferences)
     copies = work.copies(repacked_types(hardware.cpu_flags))
     prediction = partial(_prediction, work, speed, gpus, preferences, copies)
-    start = prediction(chosen, 0)
+    start = prediction(chosen.gpu_counts, chosen.load.cpu_experts, 0) if chosen else prediction((), (), 0)
     verdict: Verdict = "too big"
     if chosen:
-        verdict = "fits" if chosen.n_ctx >= trained_context(header) else "fits with less context"
+        verdict = "fits" if chosen.load.n_ctx >= trained_context(header) else "fits with less context"
     return QuantEstimate(
         quant=candidate.quant,
         name=candidate.name,
@@ -199,7 +199,7 @@ def look_ahead(
             _context_estimate(n_ctx, facts, hardware, preferences, chosen, prediction) for n_ctx in contexts
         ),
         verdict=verdict,
-        n_ctx=chosen.n_ctx if chosen else 0,
+        n_ctx=chosen.load.n_ctx if chosen else 0,
         notes=(
             *(note for n_ctx in contexts for note in beyond_training(header, n_ctx)),
             *(chosen.notes if chosen and hardware.workers else ()),
@@ -214,7 +214,8 @@ def _prediction(
     gpus: Sequence[MachineSpeed],
     preferences: LoadPreferences,
     copies: int,
-    placed: Plan | Split | None,
+    gpu_counts: tuple[int, ...],
+    cpu_experts: tuple[int, ...],
     depth: int,
 ) -> Prediction | None:
     """Return load time and rates; None without measurements of all devices that hold layers.
@@ -223,11 +224,11 @@ def _prediction(
     """
     if speed is None:
         return None
-    if placed is None or not any(placed.gpu_counts):
+    if not any(gpu_counts):
         return predict(work, speed, depth=depth, kv_type=preferences.kv_type, copies=copies)
-    if not gpus or placed.cpu_experts or preferences.split_mode == "tensor":
+    if not gpus or cpu_experts or preferences.split_mode == "tensor":
         return None
-    return predict(work, speed, gpus, placed.gpu_counts, depth=depth, kv_type=preferences.kv_type, copies=copies)
+    return predict(work, speed, gpus, gpu_counts, depth=depth, kv_type=preferences.kv_type, copies=copies)
 
 
 def _context_estimate(
@@ -236,13 +237,13 @@ def _context_estimate(
     hardware: Hardware,
     preferences: LoadPreferences,
     chosen: Plan | None,
-    prediction: Callable[[Split, int], Prediction | None],
+    prediction: Callable[[tuple[int, ...], tuple[int, ...], int], Prediction | None],
 ) -> ContextEstimate:
     hardware = replace(hardware, gpus=preferences.gpus(hardware.gpus))
-    rollback, heads = (chosen.n_rollback, chosen.draft_heads) if chosen is not None else (0, False)
+    rollback, heads = (chosen.load.n_rollback, chosen.load.draft_heads) if chosen is not None else (0, False)
     needs = memory(facts, n_ctx, kv_type=preferences.kv_type, rollback=rollback, heads=heads)
     split = split_model(facts, needs, n_ctx, hardware, preferences)
-    at_end, free = prediction(split, n_ctx), hardware.memory_available
+    at_end, free = prediction(split.gpu_counts, split.cpu_experts, n_ctx), hardware.memory_available
     return ContextEstimate(
         n_ctx=n_ctx,
         kv_bytes=needs.kv,
@@ -260,7 +261,7 @@ def _about_heads(header: Header, chosen: Plan | None) -> tuple[str, ...]:
     """Return a note about the model's own prediction heads, if it has any that can draft."""
     if chosen is None or not header.can_use_heads:
         return ()
-    if chosen.draft_heads:
+    if chosen.load.draft_heads:
         size = readable_size(chosen.draft_bytes)
         return (f"its prediction heads (MTP) draft, for {size} of the memory; --draft off leaves them out",)
     return (f"its prediction heads (MTP), {readable_size(header.head_bytes)}, are not used; --draft mtp uses them",)

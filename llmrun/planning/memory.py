@@ -83,7 +83,7 @@ def memory(
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
-        rollback, heads: as LoadSettings.n_rollback and draft_heads.
+        rollback, heads: as Load.n_rollback and draft_heads.
         streams: caches of the same size; with more than one, each sequence has its own.
     """
     longest = n_ctx if used is None else min(used, n_ctx)

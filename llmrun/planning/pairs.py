@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from llmrun.errors import UsageError
 from llmrun.gguf.header import DRAFT_KINDS, Header
@@ -17,7 +17,6 @@ from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.plan import UNMEASURED, Measurements, Plan, make_plan
 from llmrun.planning.preferences import CONTEXT_BOUNDS, LoadPreferences
-from llmrun.protocol.loading import Load
 
 if TYPE_CHECKING:
     from llmrun.protocol.adapters import Adapter
@@ -40,13 +39,6 @@ class DraftFile:
         return cls(str(path.absolute()) if spec.path is not None else spec.name, path)
 
 
-class Drafts(NamedTuple):
-    """The draft model's header, and its load beside the other model."""
-
-    header: Header
-    load: Load
-
-
 def plan_pair(
     header: Header,
     draft: DraftFile | None,
@@ -57,8 +49,8 @@ def plan_pair(
     name: str,
     repository: str,
     adapters: tuple[Adapter, ...] = (),
-) -> tuple[Plan, Drafts | None]:
-    """Return the plans of a model and of its draft model, if any, which has the same window and takes memory first.
+) -> Plan:
+    """Return the plan of a model and of its draft model, if any, which has the same window and takes memory first.
 
     Args:
         measured, name, repository: as in make_plan().
@@ -74,19 +66,23 @@ def plan_pair(
     both = ResizedHeader.of(header, own_bytes, drafts)
     plan = make_plan(both, hardware, preferences, measured=measured, name=name, repository=repository)
     if draft is None or drafts is None:
-        return plan, None
-    n_ctx = max(plan.n_ctx, CONTEXT_BOUNDS[0])
+        return plan
+    load, path = plan.load, str(draft.path.absolute())
+    n_ctx = max(load.n_ctx, CONTEXT_BOUNDS[0])
     if drafts.is_heads_only:
-        plan = replace(plan, draft_bytes=drafts.weight_bytes + drafts.head_cache_bytes(plan.n_cells or n_ctx))
-        return plan, Drafts(drafts, replace(plan.load(draft.path), draft_heads=True))
-    gpu_layers = 0 if hardware.workers else plan.gpu_layers  # the network is too slow for drafts
+        n_bytes = drafts.weight_bytes + drafts.head_cache_bytes(load.n_cells or n_ctx)
+        beside = replace(load, path=path, draft_heads=True)
+        return replace(plan, load=replace(load, draft=beside), draft=drafts, draft_bytes=n_bytes)
+    gpu_layers = 0 if hardware.workers else load.gpu_layers  # the network is too slow for drafts
     # Overrides, and the memory that was measured, are of the model.
     draft_preferences = replace(
-        preferences, override_tensor="", n_ctx=n_ctx, threads=plan.threads, gpu_layers=gpu_layers
+        preferences, override_tensor="", n_ctx=n_ctx, threads=load.threads, gpu_layers=gpu_layers
     )
     alone = replace(hardware, memory_total=0, workers=())
-    beside = replace(make_plan(drafts, alone, draft_preferences, measured=measured._replace(gpu_excess=())), n_parked=0)
-    return replace(plan, draft_bytes=beside.memory.weights + beside.memory.kv), Drafts(drafts, beside.load(draft.path))
+    own = make_plan(drafts, alone, draft_preferences, measured=measured._replace(gpu_excess=()))
+    beside = replace(own.load, path=path, n_parked=0)
+    n_bytes = own.memory.weights + own.memory.kv
+    return replace(plan, load=replace(load, draft=beside), draft=drafts, draft_bytes=n_bytes)
 
 
 def _adapter_bytes(header: Header, adapters: tuple[Adapter, ...]) -> int:

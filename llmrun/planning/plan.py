@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmrun.errors import OutOfMemoryError, UsageError
@@ -25,7 +24,7 @@ from llmrun.planning.memory import (
 )
 from llmrun.planning.placement import Split, described, placement_notes, split_model
 from llmrun.planning.preferences import ALL_LAYERS, ATTENTION, CONTEXT_BOUNDS, LoadPreferences
-from llmrun.protocol.loading import Load, LoadSettings
+from llmrun.protocol.loading import Load
 from llmrun.protocol.settings import MAX_THREADS
 from llmrun.protocol.sizes import readable_size
 
@@ -65,10 +64,10 @@ UNMEASURED = Measurements()
 
 
 @dataclass(frozen=True, slots=True)
-class Plan(LoadSettings):
-    """The settings of a load, and the memory that they take."""
+class Plan:
+    """The load of a model, and the memory that it takes."""
 
-    n_ctx: int  # context window in tokens, of each sequence
+    load: Load
     memory: Memory  # of the model, in the machine's memory or a GPU's
     ram_bytes: int  # part of memory.needed that the machine's own memory has to hold
     vram_bytes: int = 0  # part that the GPUs have to hold; 0 without any, or if unknown
@@ -78,34 +77,31 @@ class Plan(LoadSettings):
     notes: tuple[str, ...] = ()  # a sentence about each choice that is not simply what the model was trained on
     tuned: tuple[str, ...] = ()  # settings that `llmrun tune` found faster, in words
     slow_flash_attention: bool = False  # ggml's kernel is slow here; answers without it differ a little
+    draft: Header | None = None  # of the draft model that load.draft loads
     draft_bytes: int = 0  # part of memory that is a draft model's, or the model's own heads'
-
-    def load(self, path: Path) -> Load:
-        """Return the command that loads a file with this plan."""
-        return Load.of(self, str(path.absolute()))
 
     @property
     def summary(self) -> str:
         """One line for --verbose: the choices and their memory."""
-        parts = self.memory
-        clients = f" for each of {self.n_seq_max}, {self.n_cells:,} in all" if self.n_seq_max > 1 else ""
-        start = "its memory is allocated at once" if not self.cell_bytes else "it takes memory when it is used"
+        parts, load = self.memory, self.load
+        clients = f" for each of {load.n_seq_max}, {load.n_cells:,} in all" if load.n_seq_max > 1 else ""
+        start = "its memory is allocated at once" if not load.cell_bytes else "it takes memory when it is used"
         text = (
-            f"plan: context {self.n_ctx:,} tokens{clients} ({start}), "
-            f"{self.threads} threads; "
+            f"plan: context {load.n_ctx:,} tokens{clients} ({start}), "
+            f"{load.threads} threads; "
             f"{readable_size(self.ram_bytes)} of memory when it is full: weights {readable_size(parts.weights)}, "
             f"KV cache {readable_size(parts.kv)}, scratch {readable_size(parts.compute)}, "
             f"{f'checkpoints {readable_size(parts.checkpoints)}, ' if parts.checkpoints else ''}"
             f"{f'copies of conversations {readable_size(parts.copies)}, ' if parts.copies else ''}"
             f"process {readable_size(parts.process)}"
         )
-        drafter = "the model's prediction heads" if self.draft_heads else "the draft model"
+        drafter = "the model's prediction heads" if load.draft_heads else "the draft model"
         text += f"; {readable_size(self.draft_bytes)} of that for {drafter}" if self.draft_bytes else ""
         if self.vram_bytes:
-            where = described(self.gpu_layers, len(self.cpu_experts))
+            where = described(load.gpu_layers, len(load.cpu_experts))
             text += f"; and {readable_size(self.vram_bytes)} of GPU memory: {where}"
-        if self.cpu_variant:
-            text += f"; processor variant {self.cpu_variant}, which is faster here than ggml's choice"
+        if load.cpu_variant:
+            text += f"; processor variant {load.cpu_variant}, which is faster here than ggml's choice"
         if self.tuned:
             text += f"; tuned: {', '.join(self.tuned)}"
         if self.slow_flash_attention:
@@ -146,31 +142,35 @@ def make_plan(
     where_notes = placement_notes(header, hardware, split, fit.preferences)
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.micro_batch) if writes_scores else plain
-    plan = Plan(
-        n_ctx=n_ctx,
+    load = Load(
+        str(header.path.absolute()),
+        n_ctx,
         n_batch=n_batch,
         n_ubatch=fit.preferences.micro_batch,
         gpu_layers=split.gpu_layers,
-        memory=parts,
-        ram_bytes=split.ram + parts.compute - plain.compute,
-        vram_bytes=split.vram,
-        notes=(*context_notes, *head_notes, *cell_notes, *where_notes, *thread_notes),
-        slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
         n_seq_max=fit.preferences.parallel,
         n_cells=n_cells,
         n_parked=fit.parked,
         n_rollback=fit.rollback,
         draft_heads=fit.heads,
-        draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells).needed,
         checkpoint_bytes=parts.checkpoints,
         cpu_experts=split.cpu_experts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
         layer_counts=split.layer_counts,
+        cpu_variant=measured.cpu_variant,
+        **{**fit.preferences.as_given, **threads, "flash_attention": flash_attention},
+    )
+    plan = Plan(
+        load,
+        memory=parts,
+        ram_bytes=split.ram + parts.compute - plain.compute,
+        vram_bytes=split.vram,
+        notes=(*context_notes, *head_notes, *cell_notes, *where_notes, *thread_notes),
+        slow_flash_attention=flash_attention != "off" and _is_flash_attention_slow(header, hardware),
+        draft_bytes=plain.needed - replace(fit, heads=False).memory(n_cells).needed,
         gpu_counts=split.gpu_counts,
         gpu_excess=measured.gpu_excess,
-        cpu_variant=measured.cpu_variant,
         gpu_bytes=split.gpu_bytes,
-        **{**fit.preferences.as_given, **threads, "flash_attention": flash_attention},
     )
     return _with_copies(plan, fit, is_on_use=hardware.kv_on_use and not on_device and flash_attention != "off")
 
@@ -184,12 +184,12 @@ def _with_copies(plan: Plan, fit: _ContextFit, *, is_on_use: bool) -> Plan:
     n_bytes, free = plan.memory.kv // _COPIES_SHARE, fit.hardware.memory_available
     if fit.hardware.memory_total:
         n_bytes = max(min(n_bytes, free - margin(free) - plan.ram_bytes), 0)
+    cell = cell_bytes(fit.header, plan.load.n_cells, fit.preferences.kv_type) if is_on_use else 0
     return replace(
         plan,
+        load=replace(plan.load, copy_bytes=n_bytes, cell_bytes=cell),
         memory=replace(plan.memory, copies=n_bytes),
         ram_bytes=plan.ram_bytes + n_bytes,
-        copy_bytes=n_bytes,
-        cell_bytes=cell_bytes(fit.header, plan.n_cells, fit.preferences.kv_type) if is_on_use else 0,
     )
 
 
@@ -371,7 +371,7 @@ class _ContextFit:
 
     @property
     def rollback(self) -> int:
-        """Return as LoadSettings.n_rollback."""
+        """Return as Load.n_rollback."""
         preferences = self.preferences
         if not self.header.can_roll_back:
             return 0

@@ -1,6 +1,7 @@
 """Types of the arguments of the Python API: one table by name, for functions and for the records made from them.
 
-Must not know the purpose of a value. Those of sampling parameters stand in their table, params.PARAMETERS.
+Must not know the purpose of a value. Those of sampling parameters stand in their table, params.PARAMETERS; single
+fields of a request come from theirs, messages.REQUEST_FIELDS.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ def _are_several(value: Any) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray, Mapping))
 
 
-def _optional(kind: ValueKind) -> ValueKind:
+def optional(kind: ValueKind) -> ValueKind:
     return ValueKind(f"{kind.words}, or None", lambda value: value is None or kind.fits(value))
 
 
-def _whole(low: int, high: int) -> ValueKind:
+def whole_number(low: int, high: int) -> ValueKind:
     words = f"a whole number between {low:,} and {high:,}"
     return ValueKind(words, lambda value: _is_whole(value) and low <= value <= high)
 
 
-def _one_of(*known: str) -> ValueKind:
+def one_of(*known: str) -> ValueKind:
     return ValueKind(f"one of {', '.join(map(repr, known))}", lambda value: isinstance(value, str) and value in known)
 
 
@@ -85,7 +86,7 @@ NUMBER = ValueKind("a number", _is_number)
 TEXTS = _list_of(TEXT, "a list of texts")
 BIASES = ValueKind("pairs of a token id, or a text, and a number", _are_biases)
 _WHOLE = ValueKind("a whole number", _is_whole)
-_SWITCH = ValueKind("True or False", lambda value: isinstance(value, bool))
+SWITCH = ValueKind("True or False", lambda value: isinstance(value, bool))
 _FUNCTION = ValueKind("a function", callable)
 _PATH = ValueKind("a text or a path", lambda value: isinstance(value, (str, os.PathLike)))
 _VALUES = ValueKind("a dict", lambda value: isinstance(value, Mapping))
@@ -93,18 +94,18 @@ _VALUES = ValueKind("a dict", lambda value: isinstance(value, Mapping))
 KINDS: dict[str, ValueKind] = {
     # load()
     "name": _PATH,
-    "n_ctx": _optional(_WHOLE),
-    "threads": _optional(_WHOLE),
-    "gpu_layers": _optional(_WHOLE),
+    "n_ctx": optional(_WHOLE),
+    "threads": optional(_WHOLE),
+    "gpu_layers": optional(_WHOLE),
     "parallel": _WHOLE,
     "answers": _WHOLE,  # decode_together()
     "speculate": ValueKind("'auto', 'off' or a whole number", lambda value: isinstance(value, str) or _is_whole(value)),
-    "draft": _optional(_PATH),
+    "draft": optional(_PATH),
     "lora": TEXTS,
-    "pull": _SWITCH,
+    "pull": SWITCH,
     "on_pull": _FUNCTION,
     "on_progress": _FUNCTION,
-    # answer(), and AnswerRequest
+    # answer(), and AnswerRequest's that are no plain values
     "asked": _list_of(_made("AnswerRequest"), "AnswerRequests"),
     "messages": ValueKind(
         "a text, a message or a list of messages",
@@ -112,62 +113,45 @@ KINDS: dict[str, ValueKind] = {
     ),
     "prompt": TEXT,
     "prompt_tokens": _list_of(ValueKind("", _is_token_or_text), "a list of token ids, and of texts between them"),
-    "suffix": _optional(TEXT),
+    "suffix": optional(TEXT),
     "schema": ValueKind(
         "a dict or a class with model_json_schema()",
         lambda value: (
             value is None or isinstance(value, Mapping) or callable(getattr(value, "model_json_schema", None))
         ),
     ),
-    "sampling": _optional(_made("SamplingParams")),
+    "sampling": optional(_made("SamplingParams")),
     "limits": _made("Limits"),
-    "template": _optional(TEXT),
-    "grammar": _optional(_made("Grammar", "a Grammar, as llmrun.read_grammar() gives it")),
-    "thinking": _optional(_SWITCH),
-    "reasoning_effort": _optional(_one_of(*EFFORTS)),
-    "keep_reasoning": _optional(_SWITCH),
-    "template_variables": TEXT,
-    "thinking_tokens": _optional(_whole(0, MOST_TOKENS)),
-    "stops_repeats": _SWITCH,
-    "remember": _whole(0, MOST_TOKENS),
-    "moves": _SWITCH,
-    "logprobs": _optional(_whole(0, MOST_TOP_LOGPROBS)),
-    "processed_logprobs": _SWITCH,
-    "token_ids": _SWITCH,
-    "salt": TEXT,
+    "grammar": optional(_made("Grammar", "a Grammar, as llmrun.read_grammar() gives it")),
     "tools": _list_of(_made("Tool"), "a list of Tools"),
-    "tool_choice": TEXT,
-    "parallel_calls": _SWITCH,
-    "speculation": _optional(_made("Speculation")),
-    "begins": TEXT,
-    "begins_reasoning": TEXT,
-    "adapters": _optional(_list_of(_made("AdapterScale"), "a list of AdapterScales")),
+    "speculation": optional(_made("Speculation")),
+    "adapters": optional(_list_of(_made("AdapterScale"), "a list of AdapterScales")),
     # Limits
-    "max_tokens": _optional(_WHOLE),
+    "max_tokens": optional(_WHOLE),
     "stop": TEXTS,
     "ban": TEXTS,
-    "ignores_end": _SWITCH,
-    "flags": _optional(_VALUES),
-    "session": _optional(_VALUES),
+    "ignores_end": SWITCH,
+    "flags": optional(_VALUES),
+    "session": optional(_VALUES),
     # vectors
     "texts": ValueKind("a text or a list of texts", lambda value: isinstance(value, str) or _are_several(value)),
     "options": _made("EmbedOptions"),
-    "role": _optional(_one_of("query", "document")),
-    "pooling": _optional(TEXT),
-    "dimensions": _optional(_WHOLE),
-    "normalize": _SWITCH,
-    "truncate": _SWITCH,
+    "role": optional(one_of("query", "document")),
+    "pooling": optional(TEXT),
+    "dimensions": optional(_WHOLE),
+    "normalize": SWITCH,
+    "truncate": SWITCH,
     "query": TEXT,
     "documents": ValueKind("a list of texts", _are_several),
     # tokens, and questions about an answer
     "text": TEXT,
-    "special": _SWITCH,
-    "tokens": _list_of(_whole(0, MOST_TOKENS), "a list of token ids"),
-    "system": _optional(TEXT),
-    "stream": _SWITCH,
-    "last": _whole(1, MOST_TOKENS),
-    "candidates": _whole(1, MOST_TOKENS),
-    "prompt_only": _SWITCH,
+    "special": SWITCH,
+    "tokens": _list_of(whole_number(0, MOST_TOKENS), "a list of token ids"),
+    "system": optional(TEXT),
+    "stream": SWITCH,
+    "last": whole_number(1, MOST_TOKENS),
+    "candidates": whole_number(1, MOST_TOKENS),
+    "prompt_only": SWITCH,
     # beams()
     "search": _made("SearchBeams"),
     "on_step": _FUNCTION,

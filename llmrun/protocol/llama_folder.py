@@ -1,7 +1,7 @@
 """The folder of llama.cpp: in llmrun's own wheel, or of an installed llama-cpp-python.
 
 The wheel of a release brings llama.cpp along; a source install depends on llama-cpp-python. Front and engine both ask;
-nothing is imported here.
+a start imports nothing here.
 """
 
 from __future__ import annotations
@@ -48,7 +48,21 @@ def package_folder() -> Path | None:
 
 def own_kernels_wanted() -> bool:
     """Return whether llmrun's own matrix kernels may compute."""
-    return os.environ.get(KERNELS_VARIABLE) != GGML
+    return os.environ.get(KERNELS_VARIABLE, "").lower() != GGML
+
+
+def choose_kernels(name: str) -> None:
+    """Let the engines of this process compute with these matrix kernels: an instruction set's, or GGML, in any case.
+
+    Raises:
+        UsageError: this processor has none of that name.
+    """
+    from llmrun import _native  # few commands choose
+
+    known = {each.lower(): each for each in (GGML, *_native.available_kernels())}
+    if name.lower() not in known:
+        raise UsageError(f"invalid --kernels {name}", why=f"must be one of {', '.join(known.values())} here")
+    os.environ[KERNELS_VARIABLE] = known[name.lower()]
 
 
 def chosen_kernels() -> dict[str, str]:

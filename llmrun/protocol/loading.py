@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.settings import EngineSettings, common_fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSettings(EngineSettings):
-    """The settings of a load that a plan chooses, besides the context window."""
+@dataclass(frozen=True, slots=True)
+class Load(EngineSettings):
+    """Load a model and make its context; answered by LoadProgress*, then Loaded or Failed.
 
+    Sent again with the same weights, it changes the context only: the content of the KV cache moves into the new one.
+    """
+
+    path: str  # of the GGUF file, absolute
+    n_ctx: int  # context window of each sequence, in tokens
+    _: KW_ONLY
     n_seq_max: int = 1  # sequences at the same time
     n_cells: int = 0  # cells of the KV cache: n_ctx for each sequence, or 0 for that; fewer are shared by all
     n_parked: int = 0  # prompt prefixes cached beside the sequences, where those share cells
@@ -26,17 +32,6 @@ class LoadSettings(EngineSettings):
     cpu_variant: str = ""  # of the processor's backend, e.g. "haswell"; "" for the one that ggml chooses
     workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers, whose devices come before this machine's GPUs
     layer_counts: tuple[int, ...] = ()  # layers of each device, the workers' first; () leaves them to llama.cpp
-
-
-@dataclass(frozen=True, slots=True)
-class Load(LoadSettings):
-    """Load a model and make its context; answered by LoadProgress*, then Loaded or Failed.
-
-    Sent again with the same weights, it changes the context only: the content of the KV cache moves into the new one.
-    """
-
-    path: str  # of the GGUF file, absolute
-    n_ctx: int  # context window of each sequence, in tokens
     warm_up: bool = False  # run one empty decode before Loaded
     verbose: bool = False  # llama.cpp's whole log goes to stderr, not only its warnings
     states: str = ""  # folder of saved KV states, "" for none
@@ -52,6 +47,18 @@ class Load(LoadSettings):
     def of(cls, settings: EngineSettings, path: str, **others: Any) -> Load:
         """Return a load of this file with these settings and other fields."""
         return cls(path, **{**common_fields(settings, cls), **others})
+
+    def widened(self, wide: Load) -> Load:
+        """Return the load with the number of sequences of another one, and all that follows from it."""
+        draft = self.draft
+        if draft is not None and wide.draft is not None:
+            draft = draft.widened(wide.draft)
+        return replace(self, draft=draft, **{name: getattr(wide, name) for name in _OF_SEQUENCES})
+
+
+_OF_SEQUENCES = (
+    "n_seq_max", "n_cells", "n_parked", "checkpoint_bytes", "copy_bytes", "cell_bytes", "n_rollback",
+)  # fmt: skip
 
 
 class LoadProgress(NamedTuple):

@@ -8,14 +8,35 @@ Most are named tuples: both processes create these classes at every start, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, NamedTuple
 
-from llmrun.errors import BY_CODE, TEXT, ContextOverflowError, InternalError, LlmrunError, UsageError, brief, require
+from llmrun.errors import (
+    BY_CODE,
+    TEXT,
+    ContextOverflowError,
+    InternalError,
+    LlmrunError,
+    UsageError,
+    ValueKind,
+    brief,
+    require,
+)
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import AdapterScale
-from llmrun.protocol.arguments import check_fields
+from llmrun.protocol.arguments import (
+    EFFORTS,
+    KINDS,
+    MOST_TOKENS,
+    MOST_TOP_LOGPROBS,
+    NUMBER,
+    SWITCH,
+    check_fields,
+    one_of,
+    optional,
+    whole_number,
+)
 from llmrun.protocol.loading import Load, Loaded, LoadProgress
 from llmrun.protocol.media import Media
 from llmrun.protocol.params import Limits, SamplingParams
@@ -80,6 +101,50 @@ class Message:
         return *fields, *(text for call in self.tool_calls for text in call)
 
 
+class RequestField(NamedTuple):
+    """The description of a field of AnswerRequest, besides its name, type and default.
+
+    Whatever passes fields on reads it: options and presets, the protocols of the server and of remote servers, Python.
+    """
+
+    bounds: tuple[int, int] | None = None  # of a number, inclusive
+    choices: tuple[str, ...] = ()  # of a text
+    flag: str = ""  # the option of commands that answer, e.g. "--think/--no-think"; "" without one
+    help: str = ""
+    metavar: str = ""
+    panel: str = "Answer"  # of the help
+    is_on: bool = False  # the option is on unless it is switched off
+    in_server: bool = False  # an option of `llmrun serve`, too: the value of requests that do not set it
+    preset: Literal["", "model", "named"] = ""  # kind of presets that may set it, see cli/settings_file.py
+    keys: tuple[str, ...] = ()  # names in bodies of requests, in each protocol, as paths: "chat_template_kwargs.x"
+    servers: Mapping[str, str] | None = None  # server that takes it, "" is any -> path there; None: it is not sent
+    words: str = ""  # what it says, if a remote server does not take it
+    in_python: bool = False  # an argument of Model.chat() and generate()
+    in_prompt: bool = False  # changes the prompt, and so its number of tokens
+    needs_template: bool = False  # means nothing for a text to continue
+    type: str = ""  # the annotation
+
+    @property
+    def plain_type(self) -> str:
+        """The annotation of a value that is not None."""
+        return self.type.removesuffix(" | None")
+
+    @property
+    def kind(self) -> ValueKind | None:
+        """The values that it takes; None for those of other types, see arguments.KINDS."""
+        kinds = {"bool": SWITCH, "float": NUMBER, "str": one_of(*self.choices) if self.choices else TEXT}
+        kind = whole_number(*self.bounds) if self.bounds else kinds.get(self.plain_type)
+        return kind if kind is None or self.plain_type == self.type else optional(kind)
+
+
+def request_field(default: Any, **facts: Any) -> Any:
+    """Return a field of AnswerRequest, described as RequestField()."""
+    return field(default=default, metadata={"request": RequestField(**facts)})
+
+
+_LOCAL_SERVERS = ("llmrun", "llamacpp", "vllm", "sglang")
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerRequest:
     """A request for one answer: a conversation to answer or a text to continue, and the options for it.
@@ -132,30 +197,70 @@ class AnswerRequest:
     suffix: str | None = None
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
-    template: str | None = None
-    grammar: Grammar | None = None
-    thinking: bool | None = None
-    thinking_tokens: int | None = None
-    reasoning_effort: str | None = None
-    template_variables: str = "{}"
-    stops_repeats: bool = False
-    remember: int = 0
-    moves: bool = False
-    logprobs: int | None = None
-    processed_logprobs: bool = False
-    token_ids: bool = False
-    salt: str = ""
-    owner: str = ""
-    tools: tuple[Tool, ...] = ()
-    tool_choice: str = "auto"
-    parallel_calls: bool = True
+    template: str | None = request_field(
+        None, flag="--template", metavar="FILE|chatml", panel="Prompt",
+        help="Chat template to use instead of the model's own.",
+        in_server=True, preset="named", servers={}, words="another chat template",
+        in_python=True, in_prompt=True, needs_template=True,
+    )  # fmt: skip
+    grammar: Grammar | None = request_field(None, in_python=True)
+    thinking: bool | None = request_field(
+        None, flag="--think/--no-think",
+        help="Let a reasoning model think before it answers, or not. Default: as its template says.",
+        preset="named", keys=("chat_template_kwargs.enable_thinking",), words="whether to think",
+        servers=dict.fromkeys(_LOCAL_SERVERS, "chat_template_kwargs.enable_thinking"),
+        in_python=True, in_prompt=True, needs_template=True,
+    )  # fmt: skip
+    thinking_tokens: int | None = request_field(
+        None, bounds=(0, MOST_TOKENS), flag="--think-tokens", metavar="TOKENS",
+        help="End the reasoning after this many tokens.",
+        preset="named", servers={"llmrun": "thinking_tokens"}, words="how long to think",
+        # vLLM's name is the second, llama-server's are the next two.
+        keys=("thinking_tokens", "thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
+        in_python=True, needs_template=True,
+    )  # fmt: skip
+    reasoning_effort: str | None = request_field(
+        None, choices=EFFORTS, flag="--think-effort", metavar="LEVEL",
+        help="Reasoning effort: none, minimal, low, medium, high, xhigh or max; models know some of them.",
+        in_server=True, preset="named", servers={"": "reasoning_effort"}, words="how hard to think",
+        in_python=True, in_prompt=True, needs_template=True,
+    )  # fmt: skip
+    template_variables: str = request_field("{}", words="variables of the chat template", in_prompt=True)
+    stops_repeats: bool = request_field(
+        False, flag="--loop-guard/--no-loop-guard", is_on=True,
+        help="End an answer that repeats itself, and close a reasoning that does.",
+        keys=("stops_repeats",), servers={"llmrun": "stops_repeats"},
+        in_python=True,
+    )  # fmt: skip
+    remember: int = request_field(0, bounds=(0, MOST_TOKENS), in_python=True)
+    moves: bool = request_field(False)
+    logprobs: int | None = request_field(None, bounds=(0, MOST_TOP_LOGPROBS), in_python=True)
+    processed_logprobs: bool = request_field(False)
+    token_ids: bool = request_field(False)
+    salt: str = request_field(
+        "", keys=("cache_salt",), servers=dict.fromkeys(("llmrun", "vllm"), "cache_salt"), words="a cache salt"
+    )
+    owner: str = request_field("")
+    tools: tuple[Tool, ...] = request_field((), in_prompt=True)
+    tool_choice: str = request_field("auto")
+    parallel_calls: bool = request_field(True)
     speculation: Speculation | None = None
-    adapters: tuple[AdapterScale, ...] | None = None
-    begins: str = ""
-    begins_reasoning: str = ""
-    may_begin_anew: bool = False
-    keep_reasoning: bool | None = None
-    arrived: float = 0.0
+    adapters: tuple[AdapterScale, ...] | None = request_field(None, servers={})
+    begins: str = request_field(
+        "", flag="--prefill", metavar="TEXT", words="the beginning of an answer",
+        help="Let each answer begin with this text; the model continues it.",
+    )  # fmt: skip
+    begins_reasoning: str = request_field("")
+    may_begin_anew: bool = request_field(False)
+    keep_reasoning: bool | None = request_field(
+        None, flag="--keep-reasoning/--no-keep-reasoning",
+        help="Keep the reasoning of earlier answers in the prompt, or leave it out. Default: keep it where the "
+        "template can, or where tools were called and the context window has room.",
+        in_server=True, preset="model", keys=("keep_reasoning", "chat_template_kwargs.preserve_reasoning"),
+        servers=dict.fromkeys(("llmrun", "llamacpp"), "chat_template_kwargs.preserve_reasoning"),
+        words="whether to keep earlier reasoning", in_python=True, in_prompt=True, needs_template=True,
+    )  # fmt: skip
+    arrived: float = request_field(0.0)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -166,6 +271,47 @@ class AnswerRequest:
         if self.thinking is None and self.reasoning_effort is not None:
             return self.reasoning_effort != "none"
         return self.thinking
+
+
+UNSET = AnswerRequest()
+REQUEST_FIELDS: dict[str, RequestField] = {
+    each.name: each.metadata["request"]._replace(type=str(each.type))
+    for each in fields(AnswerRequest)
+    if "request" in each.metadata
+}
+"""The fields of AnswerRequest that are described, in their order."""
+KINDS.update({name: kind for name, row in REQUEST_FIELDS.items() if (kind := row.kind) is not None})
+
+
+def fields_with(**facts: Any) -> tuple[str, ...]:
+    """Return the names of the fields of AnswerRequest with these facts, see RequestField."""
+    wanted = facts.items()
+    return tuple(
+        name for name, row in REQUEST_FIELDS.items() if all(getattr(row, fact) == value for fact, value in wanted)
+    )
+
+
+def values_with(request: AnswerRequest, **facts: Any) -> dict[str, Any]:
+    """Return the values of the fields with these facts."""
+    return {name: getattr(request, name) for name in fields_with(**facts)}
+
+
+def without(request: AnswerRequest, **facts: Any) -> AnswerRequest:
+    """Return a request without values of the fields with these facts."""
+    return replace(request, **values_with(UNSET, **facts))
+
+
+def given_values(request: AnswerRequest) -> dict[str, Any]:
+    """Return the values that are not the defaults."""
+    values = {each.name: getattr(request, each.name) for each in fields(request)}
+    return {name: value for name, value in values.items() if value != getattr(UNSET, name)}
+
+
+def with_defaults(request: AnswerRequest, defaults: AnswerRequest) -> AnswerRequest:
+    """Return a request with other defaults of what it leaves open."""
+    limits = {each.name: getattr(request.limits, each.name) for each in fields(Limits)}
+    given = {name: value for name, value in limits.items() if value != getattr(UNSET.limits, name)}
+    return replace(defaults, **{**given_values(request), "limits": replace(defaults.limits, **given)})
 
 
 def begun_anew(request: AnswerRequest) -> AnswerRequest:

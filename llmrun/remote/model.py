@@ -160,11 +160,8 @@ class RemoteModel:
         self,
         messages: Iterable[Message],
         *,
-        template: str | None = None,
-        thinking: bool | None = None,
-        reasoning_effort: str | None = None,
-        keep_reasoning: bool | None = None,
         tools: tuple[Tool, ...] = (),
+        **options: Any,
     ) -> TokenCount:
         """Return the token counts of a conversation, approximately."""
         return self._counter.count(messages, tools)

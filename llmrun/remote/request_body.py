@@ -16,7 +16,7 @@ from llmrun.errors import UsageError
 from llmrun.grammar import Grammar
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.media import Media, beginning_of
-from llmrun.protocol.messages import AnswerRequest, Message, Tool
+from llmrun.protocol.messages import REQUEST_FIELDS, AnswerRequest, Message, Tool, given_values
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
 from llmrun.remote.answer_shapes import REASONING_DETAILS, REASONING_FIELDS, REASONING_TAGS
 from llmrun.remote.server import ServedModel, Server
@@ -30,16 +30,10 @@ _OPENAI, _LLAMA_SERVER, _VLLM = (
 _SAMPLING = {"llmrun": _LLMRUN, "llamacpp": _LLAMA_SERVER, "vllm": _VLLM, "sglang": _VLLM}
 _WORDS = {
     "ban": "phrases to ban",
-    "begins": "the beginning of an answer",
     "grammar": "a GBNF grammar",
     "json_schema": "a JSON schema",
     "lark": "a Lark grammar",
-    "template": "another chat template",
-    "template_variables": "variables of the chat template",
-    "thinking": "whether to think",
-    "keep_reasoning": "whether to keep earlier reasoning",
-    "reasoning_effort": "how hard to think",
-    "thinking_tokens": "how long to think",
+    **{name: row.words for name, row in REQUEST_FIELDS.items() if row.words},
 }
 _OURS_BY_DEFAULT = frozenset({"stops_repeats"})  # on without the user's request; most servers lack it
 _OPENAI_OWNERS = frozenset({"openai", "openai-internal", "system"})
@@ -133,31 +127,17 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
     takes_grammar = is_llmrun or owner == "llamacpp"
     grammar, is_raw = asked.grammar, asked.prompt is not None
     kind = grammar.kind if grammar else ""
-    given = {"enable_thinking": asked.thinking, "preserve_reasoning": asked.keep_reasoning}
-    switches = {name: value for name, value in given.items() if value is not None}
-    variables = {"chat_template_kwargs": load_json(asked.template_variables) | switches}
+    variables = {"chat_template_kwargs": load_json(asked.template_variables)}
     # Our name -> (requested, supported by the server, the server's fields).
     table: dict[str, tuple[bool, bool, dict[str, Any]]] = {
         "ignore_eos": (asked.limits.ignores_end, is_local, {"ignore_eos": True}),
         "ban": (bool(asked.limits.ban), is_llmrun, {"ban": list(asked.limits.ban)}),
-        "stops_repeats": (asked.stops_repeats, is_llmrun, {"stops_repeats": True}),
-        "thinking": (asked.thinking is not None, is_local and not is_raw, variables),
-        "keep_reasoning": (asked.keep_reasoning is not None, takes_grammar and not is_raw, variables),
         "template_variables": (asked.template_variables != "{}", is_local and not is_raw, variables),
-        "reasoning_effort": (
-            asked.reasoning_effort is not None,
-            not is_raw,
-            {"reasoning_effort": asked.reasoning_effort},
-        ),
         "begins": (
             bool(asked.begins or asked.begins_reasoning),
             is_local and not is_raw,
             {"continue_final_message": True, "add_generation_prompt": False},
         ),
-        "thinking_tokens": (asked.thinking_tokens is not None, is_llmrun, {"thinking_tokens": asked.thinking_tokens}),
-        "template": (asked.template is not None, False, {}),
-        "cache_salt": (bool(asked.salt), is_llmrun or owner == "vllm", {"cache_salt": asked.salt}),
-        "adapters": (asked.adapters is not None, False, {}),
         "json_schema": (
             kind == "json_schema",
             takes_grammar or not is_raw,
@@ -170,7 +150,19 @@ def _extensions(asked: AnswerRequest, owner: str) -> tuple[dict[str, Any], tuple
         name: (is_supported, sent) for name, (is_requested, is_supported, sent) in table.items() if is_requested
     }
     body = {key: value for is_supported, sent in requested.values() if is_supported for key, value in sent.items()}
-    return body, tuple(name for name, (is_supported, _) in requested.items() if not is_supported)
+    refused = [name for name, (is_supported, _) in requested.items() if not is_supported]
+    for name, value in given_values(asked).items():
+        servers = REQUEST_FIELDS[name].servers if name in REQUEST_FIELDS else None
+        if servers is None:
+            continue
+        path = servers.get(owner, servers.get(""))
+        if path is None or (is_raw and REQUEST_FIELDS[name].needs_template):
+            refused.append(name)
+            continue
+        holder, _, key = path.rpartition(".")
+        place = body.setdefault(holder, {}) if holder else body
+        place[key] = value
+    return body, tuple(refused)
 
 
 def _schema(grammar: Grammar, *, is_raw: bool) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.media import Modality
-from llmrun.protocol.messages import AnswerRequest, Message, Started, TextDelta
+from llmrun.protocol.messages import UNSET, AnswerRequest, Message, Started, TextDelta, with_defaults
 from llmrun.protocol.questions import COMPARE, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
@@ -204,18 +204,14 @@ class Preset(NamedTuple):
     """A model's values for what neither a request nor the command line sets."""
 
     system: str = ""
-    max_tokens: int | None = None
+    request: AnswerRequest = UNSET
     sampling: Mapping[str, Any] = MappingProxyType({})  # fields of SamplingParams
     loading: Mapping[str, Any] = MappingProxyType({})  # fields of LoadPreferences
-    keep_reasoning: bool | None = None
 
     def apply(self, request: AnswerRequest) -> AnswerRequest:
-        if request.limits.max_tokens is None and self.max_tokens is not None:
-            request = replace(request, limits=replace(request.limits, max_tokens=self.max_tokens))
+        request = with_defaults(request, self.request)
         if self.system and request.messages and all(message.role != "system" for message in request.messages):
             request = replace(request, messages=(Message("system", self.system), *request.messages))
-        if request.keep_reasoning is None:
-            request = replace(request, keep_reasoning=self.keep_reasoning)
         return request
 
     def complete(self, preferences: LoadPreferences) -> LoadPreferences:
@@ -229,19 +225,14 @@ NO_PRESET = Preset()
 class RequestDefaults(NamedTuple):
     """Fields of requests that do not set them."""
 
-    template: str | None = None  # chat template of the first model
-    reasoning_effort: str | None = None
+    request: AnswerRequest = UNSET  # the command line's; its template is of the first model
     preset: Callable[[str], Preset] = lambda model: NO_PRESET
-    keep_reasoning: bool | None = None
 
     def apply(self, request: AnswerRequest, model: str, *, is_first: bool) -> AnswerRequest:
-        if request.keep_reasoning is None:
-            request = replace(request, keep_reasoning=self.keep_reasoning)
-        request = self.preset(model).apply(request)
-        template = request.template or (self.template if is_first else None)
-        if request.thinking is not None or request.reasoning_effort is not None:
-            return replace(request, template=template)
-        return replace(request, template=template, reasoning_effort=self.reasoning_effort)
+        defaults = self.request if is_first else replace(self.request, template=None)
+        if request.thinking is not None:
+            defaults = replace(defaults, reasoning_effort=None)
+        return self.preset(model).apply(with_defaults(request, defaults))
 
 
 NO_DEFAULTS = RequestDefaults()
@@ -377,7 +368,7 @@ class Pool:
         pooled = self._models.get(self._identities.get(name, (None, "")))
         if pooled is None or pooled.model is None:
             return 0
-        return pooled.model.n_ctx if pooled.is_loaded else pooled.model.plan.n_ctx
+        return pooled.model.n_ctx if pooled.is_loaded else pooled.model.load.n_ctx
 
     def modalities(self, name: str) -> frozenset[Modality] | None:
         """Return the kinds of files that a loaded model reads; None for others."""

@@ -202,9 +202,10 @@ class Serving:
         for pooled in self._pool.models:
             if not pooled.is_loaded:
                 continue
-            plan, draft = pooled.loaded_model.plan, pooled.loaded_model.load.draft
+            plan = pooled.loaded_model.plan
+            load, draft = plan.load, plan.load.draft
             counts = self.metrics.models.get(pooled.name, ModelMetrics())
-            if plan.draft_heads or draft is not None:
+            if load.draft_heads or draft is not None:
                 source = "heads" if draft is None or draft.draft_heads else "draft model"
                 n_drafted, n_accepted = counts.model_drafted, counts.model_accepted
                 found.append(ServedDrafts(pooled.name, source, plan.draft_bytes, n_drafted, n_accepted))

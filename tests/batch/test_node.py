@@ -70,7 +70,7 @@ def test_a_node_says_what_it_has(engine: NodeEngine) -> None:
     assert not found.has_template
     assert found.parallel > 1
     assert engine._engine is not None
-    assert engine._engine.model.plan.threads == 1
+    assert engine._engine.model.plan.load.threads == 1
 
 
 def test_pieces_get_their_own_rows(engine: NodeEngine) -> None:

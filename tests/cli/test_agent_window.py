@@ -40,19 +40,19 @@ def test_an_agents_window_comes_before_answers_at_the_same_time(gib: int) -> Non
     """64k, or all that fits for one answer; more only where half of the KV cache is left for others."""
     plan = plan_for_agent(LARGE, machine(gib * GIB), OPEN)
     alone = make_plan(LARGE, machine(gib * GIB), OPEN)
-    assert plan.n_ctx >= min(alone.n_ctx, COMFORTABLE_WINDOW)
-    assert plan.n_ctx <= max(COMFORTABLE_WINDOW, plan.n_cells // 2)
-    assert plan.n_seq_max == 8
+    assert plan.load.n_ctx >= min(alone.load.n_ctx, COMFORTABLE_WINDOW)
+    assert plan.load.n_ctx <= max(COMFORTABLE_WINDOW, plan.load.n_cells // 2)
+    assert plan.load.n_seq_max == 8
 
 
 def test_a_server_for_several_users_gives_less_with_the_same_memory() -> None:
     hardware = machine(26 * GIB)
-    assert make_plan(LARGE, hardware, replace(OPEN, parallel=8)).n_ctx < 24_576
-    assert plan_for_agent(LARGE, hardware, OPEN).n_ctx >= COMFORTABLE_WINDOW
+    assert make_plan(LARGE, hardware, replace(OPEN, parallel=8)).load.n_ctx < 24_576
+    assert plan_for_agent(LARGE, hardware, OPEN).load.n_ctx >= COMFORTABLE_WINDOW
 
 
 def test_more_memory_never_gives_a_smaller_window() -> None:
-    windows = [plan_for_agent(LARGE, machine(gib * GIB // 2), OPEN).n_ctx for gib in range(16, 128)]
+    windows = [plan_for_agent(LARGE, machine(gib * GIB // 2), OPEN).load.n_ctx for gib in range(16, 128)]
     assert all(after >= before for before, after in itertools.pairwise(windows))
     assert windows[-1] == LARGE.n_ctx_train
 
@@ -60,12 +60,12 @@ def test_more_memory_never_gives_a_smaller_window() -> None:
 def test_where_each_answer_needs_a_whole_kv_cache_there_are_fewer() -> None:
     apart = replace(LARGE, rope_depends_on_window=True)
     plan = plan_for_agent(apart, machine(26 * GIB), OPEN)
-    assert (plan.n_ctx >= COMFORTABLE_WINDOW, plan.n_seq_max) == (True, 2)
+    assert (plan.load.n_ctx >= COMFORTABLE_WINDOW, plan.load.n_seq_max) == (True, 2)
 
 
 def test_the_preferred_context_is_kept_or_refused() -> None:
     some = replace(OPEN, n_ctx=20_480)
-    assert plan_for_agent(LARGE, machine(12 * GIB), some).n_cells >= 20_480
+    assert plan_for_agent(LARGE, machine(12 * GIB), some).load.n_cells >= 20_480
     with pytest.raises(OutOfMemoryError):
         plan_for_agent(LARGE, machine(12 * GIB), replace(OPEN, n_ctx=131_072))
 

@@ -305,7 +305,8 @@ def test_earlier_reasoning_flag_request_preset(config: Path) -> None:
     assert server.apply(asked, "a", is_first=True).keep_reasoning is False
     assert server.apply(asked, "b", is_first=True).keep_reasoning is None
     assert server.apply(replace(asked, keep_reasoning=True), "a", is_first=True).keep_reasoning is True
-    assert server._replace(keep_reasoning=True).apply(asked, "a", is_first=True).keep_reasoning is True
+    keeping = server._replace(request=AnswerRequest(keep_reasoning=True))
+    assert keeping.apply(asked, "a", is_first=True).keep_reasoning is True
     config.write_text("[models.a]\nkeep-reasoning = 'maybe'\n")
     with pytest.raises(UsageError, match="must be true or false"):
         filled("run", model="a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from llmrun import __main__
 from llmrun.cli.commands import COMMANDS
 from llmrun.cli.sampling import read_value, shown_value
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.llama_folder import KERNELS_VARIABLE, own_kernels_wanted
 from llmrun.protocol.params import BOUNDS, PARAMETERS, SamplingParams
 
 MODEL = "owner/not-here-GGUF"
@@ -28,6 +31,7 @@ DEVICES = (
     ("-ts", "0/0"), ("-ts", "-1"), ("--override-tensor", "ffn"), ("-ot", "(=CPU"), ("-ot", "x="),
 )  # fmt: skip
 LOADING = (
+    ("--kernels", "x"),
     *ENGINE, *DEVICES, ("--split-mode", "tensor", "-fa", "off"), ("--device", "GPU0", "--rpc", "x"),
     ("--ctx", "5"), ("--ctx", "99999999999"), ("--speculate", "2"), ("--speculate", "on"),
     ("--lora", "x.gguf:much"), ("--lora", "x.gguf:nan"), ("--rpc", "x:y"), ("--rpc", "x,x"), ("--rpc", ""),
@@ -93,7 +97,7 @@ WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--draft", "x"), ("--lora", "x.gguf:much"), ("--at", "http://host"), ("--key-file", "key", "--clients", "1"),
         *(("--at", wrong, "--clients", "1") for wrong in ("", "host:80", "ftp://host", "http://user:x@host", "http://h?k=x")),
         ("--at", "http://host", "--key-file", "not/there", "--clients", "1"),
-        ("--rpc", "x:y"), ("--rpc", "x", "-ngl", "3"), *DEVICES, ("-dev", "GPU0", "--rpc", "x"),
+        ("--rpc", "x:y"), ("--rpc", "x", "-ngl", "3"), *DEVICES, ("-dev", "GPU0", "--rpc", "x"), ("--kernels", "x"),
     ),
     "tune": (("--seconds", "1"), ("--seconds", "nan"), ("--depth", "-1"), *DEVICES),
 }  # fmt: skip
@@ -188,3 +192,15 @@ def test_the_sampler_order_is_shown_in_words_that_a_table_can_wrap() -> None:
     text = shown_value("order", SamplingParams().order)
     assert max(map(len, text.split())) < 20
     assert read_value("order", text) == ("order", SamplingParams().order)
+
+
+@pytest.mark.parametrize("typed", [["--kernels", "ggml"], ["--kernels=ggml"], ["--kernels", "GGML"]])
+def test_engines_get_the_chosen_kernels(typed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that starts before the command is known, and those of the command."""
+    monkeypatch.setenv(KERNELS_VARIABLE, "")
+    __main__._choose_kernels(["run", "smollm2", *typed])
+    assert not own_kernels_wanted()
+    monkeypatch.setenv(KERNELS_VARIABLE, "")
+    CliRunner().invoke(app_of("run"), [MODEL, *typed], input="hi")
+    assert os.environ[KERNELS_VARIABLE] == "ggml"
+    assert not own_kernels_wanted()

@@ -64,10 +64,10 @@ def test_a_preset_names_the_model_and_every_option(config: Path, monkeypatch: py
 
 def test_what_is_typed_comes_first(config: Path) -> None:
     assert filled("chat", model="qwen3-4b")[0]["model"] == "qwen3-4b"
-    _, others = filled("chat", think=False)
-    assert "think_effort" not in others
+    _, others = filled("chat", thinking=False)
+    assert "reasoning_effort" not in others
     assert "temperature" not in filled("run", beams=2)[1]
-    assert not {"think", "think_effort"} & set(filled("run", beams=2)[1])
+    assert not {"thinking", "reasoning_effort"} & set(filled("run", beams=2)[1])
     assert not {"ctx", "lora"} & set(filled("chat", at="http://127.0.0.1:1")[1])
 
 

@@ -56,12 +56,12 @@ def test_heads_of_an_engine_draft_and_change_no_text(file: Path) -> None:
 def test_heads_are_the_default_of_a_model_that_has_some(file: Path, tmp_path: Path) -> None:
     asked = {"temperature": 0.0, "max_tokens": 60}
     with llmrun.load(file, n_ctx=1024, speculate=3) as model:
-        assert model.plan.draft_heads
+        assert model.plan.load.draft_heads
         drafted = model.generate("the cat sat", remember=40, **asked)
         assert drafted.text
         choices = model.explain(40, 1).choices
     with llmrun.load(file, n_ctx=1024, speculate=3, draft="off") as model:
-        assert not model.plan.draft_heads
+        assert not model.plan.load.draft_heads
         plain = model.generate("the cat sat", **asked)
         assert plain.text
     assert drafted.text == plain.text

@@ -75,7 +75,7 @@ def test_as_much_is_planned_as_llama_cpp_allocates(
     plan = make_plan(header, MACHINE, LoadPreferences(**preferences))
     # As it is at last, and with the micro-batch that memory is planned for.
     ubatch = preferences.get("n_ubatch", UBATCH)
-    load = replace(plan.load(path), n_ubatch=ubatch)
+    load = replace(plan.load, n_ubatch=ubatch)
     model = LlamaModel.of(load, _native.CancelFlag())
     context = LlamaContext(model, load)
     sizes = {purpose: size for (_, purpose), size in model.buffer_log._sizes.items()}
@@ -83,5 +83,5 @@ def test_as_much_is_planned_as_llama_cpp_allocates(
     model.close()
     assert sizes.keys() & {"KV", "RS"}, "the log is not read"
     assert plan.memory.kv == pytest.approx(sizes.get("KV", 0) + sizes.get("RS", 0), rel=0.05, abs=LOG_STEP)
-    states = header.recurrent_bytes * plan.n_seq_max * (1 + load.n_rollback)
+    states = header.recurrent_bytes * plan.load.n_seq_max * (1 + load.n_rollback)
     assert states == pytest.approx(sizes.get("RS", 0), rel=0.05, abs=LOG_STEP)

@@ -185,12 +185,12 @@ def test_a_variant_gets_into_the_load(tmp_path: Path) -> None:
     path = write(tmp_path / "tiny.gguf", tiny_model({}))
     measured = Measurements(cpu_variant="haswell")
     plan = make_plan(read_header(path), MACHINE, LoadPreferences(), measured=measured)
-    assert plan.load(path).cpu_variant == "haswell"
+    assert plan.load.cpu_variant == "haswell"
     assert "processor variant haswell" in plan.summary
     draft, preferences = DraftFile("tiny", path), LoadPreferences()
-    _, drafts = plan_pair(read_header(path), draft, MACHINE, preferences, measured=measured, name="tiny", repository="")
-    assert drafts is not None
-    assert drafts.load.cpu_variant == "haswell"
+    pair = plan_pair(read_header(path), draft, MACHINE, preferences, measured=measured, name="tiny", repository="")
+    assert pair.load.draft is not None
+    assert pair.load.draft.cpu_variant == "haswell"
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"schema": 1, "entries": [{}]}'])
@@ -253,8 +253,8 @@ def test_layers_stay_behind_where_the_excess_leaves_no_room(header: Header, tmp_
     small = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, (Gpu("CUDA0", "Card", GIB, 400 << 20),))
     plain = make_plan(header, small, LoadPreferences())
     careful = make_plan(header, small, LoadPreferences(), measured=Measurements(gpu_excess=(("CUDA0", 80 << 20),)))
-    assert plain.gpu_layers == -1
-    assert 0 < careful.gpu_layers < 20
+    assert plain.load.gpu_layers == -1
+    assert 0 < careful.load.gpu_layers < 20
 
 
 def test_a_damaged_file_is_no_difference(header: Header, tmp_path: Path) -> None:

@@ -99,13 +99,16 @@ def test_both_are_planned_with_the_same_window(tmp_path: Path) -> None:
     small = model(tmp_path, "small", llama__context_length=64)
     wishes = LoadPreferences(threads=3, parallel=4)
     alone = make_plan(large, MACHINE, wishes)
-    plan, drafts = plan_pair(large, DraftFile("small", small.path), MACHINE, wishes, name="large", repository="")
-    assert drafts is not None
-    assert (drafts.load.n_ctx, drafts.load.threads, drafts.load.n_seq_max) == (plan.n_ctx, 3, 4)
-    assert drafts.load.n_parked == 0 < plan.n_parked, "it drafts for those that run"
+    plan = plan_pair(large, DraftFile("small", small.path), MACHINE, wishes, name="large", repository="")
+    beside = plan.load.draft
+    assert beside is not None
+    assert plan.draft is not None
+    assert (beside.n_ctx, beside.threads, beside.n_seq_max) == (plan.load.n_ctx, 3, 4)
+    assert (beside.path, plan.draft.path) == (str(small.path), small.path)
+    assert beside.n_parked == 0 < plan.load.n_parked, "it drafts for those that run"
     assert plan.draft_bytes == plan.memory.weights + plan.memory.kv - alone.memory.weights - alone.memory.kv > 0
     assert "of that for the draft model" in plan.summary
-    assert plan_pair(large, None, MACHINE, wishes, name="large", repository="") == (alone, None)
+    assert plan_pair(large, None, MACHINE, wishes, name="large", repository="") == alone
 
 
 def test_the_window_is_what_fits_beside_the_draft_model(tmp_path: Path) -> None:
@@ -114,11 +117,11 @@ def test_the_window_is_what_fits_beside_the_draft_model(tmp_path: Path) -> None:
     machine = replace(MACHINE, memory_available=2048 * MIB)
     alone = make_plan(large, machine, LoadPreferences())
     pair = DraftFile("small", small.path)
-    plan, _ = plan_pair(large, pair, machine, LoadPreferences(), name="large", repository="")
-    assert plan.n_ctx < alone.n_ctx
+    plan = plan_pair(large, pair, machine, LoadPreferences(), name="large", repository="")
+    assert plan.load.n_ctx < alone.load.n_ctx
     assert plan.ram_bytes <= machine.memory_available
     with pytest.raises(OutOfMemoryError):
-        plan_pair(large, pair, machine, LoadPreferences(n_ctx=alone.n_ctx), name="large", repository="")
+        plan_pair(large, pair, machine, LoadPreferences(n_ctx=alone.load.n_ctx), name="large", repository="")
 
 
 def test_a_draft_model_is_found_again_from_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

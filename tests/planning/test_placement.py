@@ -129,12 +129,12 @@ def machine(free: int) -> Hardware:
 
 def test_the_plan_says_it_and_tells_the_engine() -> None:
     plan = make_plan(MIXTURE, machine(8 * GIB), LoadPreferences(n_ctx=N_CTX))
-    count = len(plan.cpu_experts)
+    count = len(plan.load.cpu_experts)
     assert plan.notes == (
         f"all layers on the GPU but for the experts of {count}: what fits into its 8.6 GB of free memory",
     )
     assert f"all layers on the GPU but for the experts of {count}" in plan.summary
-    assert plan.load(Path("model.gguf")).cpu_experts == plan.cpu_experts
+    assert plan.load.cpu_experts == plan.load.cpu_experts
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_gpu_with_the_output_alone_has_no_activations() -> None:
 @pytest.mark.parametrize(("free", "is_said"), [(2 * GIB, True), (80 * GIB, False)])
 def test_layers_that_were_asked_for_and_do_not_fit_are_said(free: int, is_said: bool) -> None:
     plan = make_plan(DENSE, machine(free), LoadPreferences(n_ctx=N_CTX, gpu_layers=99))
-    assert plan.gpu_layers == ALL_LAYERS
+    assert plan.load.gpu_layers == ALL_LAYERS
     assert any("CUDA0 has 2.1 GB free, but this takes" in note for note in plan.notes) == is_said
 
 
@@ -218,14 +218,14 @@ def test_attention_scores_are_on_the_gpu_whose_layers_need_them() -> None:
 def test_micro_batches_are_wide_where_a_gpu_has_memory_to_spare(free: int, n_ubatch: int) -> None:
     model = replace(DENSE, weight_bytes=min(DENSE.weight_bytes, free // 8))
     plan = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX))
-    assert (plan.gpu_layers, plan.n_batch, plan.n_ubatch) == (ALL_LAYERS, DEVICE_BATCH, n_ubatch)
-    assert plan.load(Path("model.gguf")).n_ubatch == n_ubatch
+    assert (plan.load.gpu_layers, plan.load.n_batch, plan.load.n_ubatch) == (ALL_LAYERS, DEVICE_BATCH, n_ubatch)
+    assert plan.load.n_ubatch == n_ubatch
     given = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX, n_ubatch=UBATCH))
-    assert (given.n_batch, given.n_ubatch) == (DEVICE_BATCH, UBATCH)
+    assert (given.load.n_batch, given.load.n_ubatch) == (DEVICE_BATCH, UBATCH)
     large = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX, n_batch=2 * DEVICE_BATCH))
-    assert (large.n_batch, large.n_ubatch) == (2 * DEVICE_BATCH, n_ubatch)
+    assert (large.load.n_batch, large.load.n_ubatch) == (2 * DEVICE_BATCH, n_ubatch)
     narrow = make_plan(model, machine(free), LoadPreferences(n_ctx=N_CTX, n_batch=256))
-    assert (narrow.n_batch, narrow.n_ubatch) == (256, 256)
+    assert (narrow.load.n_batch, narrow.load.n_ubatch) == (256, 256)
 
 
 TWO = tuple(Gpu(f"Vulkan{number}", "Card", 2 * GIB, 2 * GIB) for number in range(2))
@@ -250,7 +250,7 @@ def test_divisions_are_planned_as_llama_cpp_allocates_them(
     machine = Hardware("CPU", (), 4, 8, None, 64 * GIB, 60 * GIB, TWO)
     plan = make_plan(header, machine, LoadPreferences(n_ctx=2048, **settings))
     assert [size / 1e6 for _, size in plan.gpu_bytes] == pytest.approx(allocated, rel=0.1, abs=5)
-    load = plan.load(header.path)
+    load = plan.load
     assert all(getattr(load, name) == value for name, value in settings.items())
 
 
@@ -320,28 +320,28 @@ def planned(*workers: RpcWorker, wish: int | None = None, gpus: tuple[Gpu, ...] 
 
 def test_layers_in_proportion_to_free_memory() -> None:
     plan = planned(worker("a", 12 * GIB), worker("b", 24 * GIB))
-    assert plan.workers == ("a:50052", "b:50052")
-    first, second = plan.layer_counts
-    assert sum(plan.layer_counts) == plan.gpu_layers < 64
+    assert plan.load.workers == ("a:50052", "b:50052")
+    first, second = plan.load.layer_counts
+    assert sum(plan.load.layer_counts) == plan.load.gpu_layers < 64
     assert 1.8 < second / first < 2.2
-    assert 0.7 < (64 - plan.gpu_layers) / first < 1.1
+    assert 0.7 < (64 - plan.load.gpu_layers) / first < 1.1
     assert plan.notes == (
-        f"layers 1-{64 - plan.gpu_layers} here, {65 - plan.gpu_layers}-{64 - second} on a:50052, "
+        f"layers 1-{64 - plan.load.gpu_layers} here, {65 - plan.load.gpu_layers}-{64 - second} on a:50052, "
         f"{65 - second}-64 on b:50052; 64 in all, the last is the output",
     )
 
 
 def test_what_the_engine_is_told() -> None:
     plan = planned(worker("a", 24 * GIB, 8 * GIB))
-    load = plan.load(Path("/model.gguf"))
-    assert (load.workers, load.layer_counts) == (("a:50052",), plan.layer_counts)
+    load = plan.load
+    assert (load.workers, load.layer_counts) == (("a:50052",), plan.load.layer_counts)
     assert len(load.layer_counts) == 2
 
 
 def test_a_gpu_here_leaves_nothing_to_the_processor() -> None:
     plan = planned(worker("a", 24 * GIB), gpus=(Gpu("CUDA0", "a card", 16 * GIB, 16 * GIB),))
-    assert plan.gpu_layers == ALL_LAYERS
-    assert sum(plan.layer_counts) == 64
+    assert plan.load.gpu_layers == ALL_LAYERS
+    assert sum(plan.load.layer_counts) == 64
     assert "on CUDA0 here" not in plan.notes[0]
     assert "CUDA0 here" in plan.notes[0]
     assert 0 < plan.vram_bytes < 16 * GIB
@@ -360,12 +360,12 @@ def test_workers_that_are_too_small() -> None:
 @pytest.mark.parametrize(("wish", "count"), [(0, 0), (5, 5), (ALL_LAYERS, 64), (99, 64)])
 def test_the_user_says_how_many_layers_leave(wish: int, count: int) -> None:
     plan = planned(worker("a", 40 * GIB), worker("b", 40 * GIB), wish=wish, here=40 * GIB)
-    assert sum(plan.layer_counts) == count
-    assert plan.gpu_layers == (ALL_LAYERS if count == 64 else count)
+    assert sum(plan.load.layer_counts) == count
+    assert plan.load.gpu_layers == (ALL_LAYERS if count == 64 else count)
 
 
 def test_more_memory_there_never_means_fewer_layers_there() -> None:
-    counts = [planned(worker("a", size * GIB), here=30 * GIB).gpu_layers for size in range(1, 60)]
+    counts = [planned(worker("a", size * GIB), here=30 * GIB).load.gpu_layers for size in range(1, 60)]
     assert all(before <= after for before, after in pairwise(counts))
     assert counts[0] < counts[-1]
 

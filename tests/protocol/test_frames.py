@@ -67,9 +67,10 @@ FRAMES: list[Frame] = [
     Load(
         "/\udcff\udc80.gguf",
         1,
-        True,
-        "/kv",
-        2**32,
+        warm_up=True,
+        verbose=True,
+        states="/kv",
+        states_bytes=2**32,
         n_batch=3,
         n_seq_max=4,
         threads=5,

@@ -13,7 +13,6 @@ import llmrun
 from llmrun.errors import UsageError
 from llmrun.lab.bench.results import BenchRow, setting_columns
 from llmrun.lab.cli.bench import bench_arguments
-from llmrun.planning.plan import Plan
 from llmrun.planning.preferences import LOAD_OPTIONS, LoadPreferences
 from llmrun.protocol.jobs.evaluate import Evaluate, ScoreText
 from llmrun.protocol.loading import Load
@@ -39,7 +38,7 @@ def test_engine_settings_are_declared_once() -> None:
 
 
 def test_commands_and_plans_are_settings() -> None:
-    assert all(issubclass(each, EngineSettings) for each in (Load, Plan, Evaluate, ScoreText))
+    assert all(issubclass(each, EngineSettings) for each in (Load, Evaluate, ScoreText))
     command = Evaluate("m", "text", threads=3, flash_attention="off", kv_type_k="q8_0")
     load = Load.of(command, "/m.gguf", n_batch=64)
     assert common_fields(load) == common_fields(command) | {"n_batch": 64}

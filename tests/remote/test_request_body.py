@@ -101,7 +101,7 @@ def test_all_else_that_cannot_be_asked_is_told() -> None:
         "keep_reasoning",
         "thinking_tokens",
         "stops_repeats",
-        "cache_salt",
+        "salt",
         "adapters",
     }
     assert set(refused_fields(asked, ServedModel("m"))) == everything

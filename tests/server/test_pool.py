@@ -130,7 +130,7 @@ def test_names_of_ollama_with_the_same_weights_are_models_of_their_own(
                 assert same is plain
             await asyncio.gather(pool.ready(plain), pool.ready(tuned))
             assert (plain.loaded_model.adapters, len(tuned.loaded_model.adapters)) == ((), 1)
-            assert tuned.loaded_model.plan.n_ctx == 512
+            assert tuned.loaded_model.plan.load.n_ctx == 512
             assert "PARAMETER num_gpu is left out: llmrun has no such setting" in tuned.loaded_model.plan.notes
             assert tuned.loaded_model.sampling({})[0].temperature == 0.25
             assert tuned.loaded_model.sampling({})[1]["temperature"] == "Modelfile"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from llmrun.gguf.layers import LayerShares
 
@@ -11,6 +12,7 @@ from llmrun.gguf.layers import LayerShares
 class Facts:
     """A header: that of SmolLM2-135M unless said otherwise."""
 
+    path: Path = Path("model.gguf")
     weight_bytes: int = 96_576_768
     n_ctx_train: int = 8192
     n_embd: int = 576

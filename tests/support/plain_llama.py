@@ -47,7 +47,7 @@ def assert_greedy(path: Path, *turns: tuple[str, str], ends: bool = True) -> Non
         ends: whether the answer was allowed to end, i.e. end tokens count among the likeliest.
     """
     assert turns[-1][1]
-    flash = make_plan(read_header(path), probe(), LoadPreferences()).flash_attention != "off"
+    flash = make_plan(read_header(path), probe(), LoadPreferences()).load.flash_attention != "off"
     problem = _do("follow", path=str(path), turns=turns, ends=ends, flash=flash)
     assert not problem, problem
 

@@ -51,7 +51,7 @@ def model(folder: Path, *workers: RealWorker) -> Model:
     path.write_bytes(runnable_model())
     wishes = LoadPreferences(n_ctx=512, workers=tuple(worker.endpoint for worker in workers), flash_attention="on")
     found = prepare(ModelSpec("tiny", path=path), path, wishes)
-    found.load = replace(found.load, repack=False)
+    found.plan = replace(found.plan, load=replace(found.load, repack=False))
     return found
 
 

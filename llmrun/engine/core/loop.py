@@ -56,7 +56,7 @@ class Engine:
         throughput: as in loading.Load.
         adapts: requests may choose adapters.
         checkpoint_bytes: limit of all checkpoints; 0 is the default.
-        copy_bytes, cell_bytes: as in loading.LoadSettings.
+        copy_bytes, cell_bytes: as in loading.Load.
         prefixes: prefixes() of the previous engine with these weights.
     """
 

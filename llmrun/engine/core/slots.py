@@ -77,7 +77,7 @@ class Slots:
         Args:
             prefixes: from prefixes() of another context with the same weights.
             checkpoint_bytes: limit of all checkpoints; 0 is the default.
-            copy_bytes, cell_bytes: as in LoadSettings.
+            copy_bytes, cell_bytes: as in Load.
         """
         self._rate = rate or PrefillRate()
         self._context = context

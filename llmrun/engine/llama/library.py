@@ -365,9 +365,10 @@ def _install_kernels(library: Any, buffer_type: int | None) -> None:
     global _no_kernels
     names = _native.available_kernels()
     wanted = os.environ.get(KERNELS_VARIABLE) or (names[-1] if names else "")
+    wanted = next((name for name in names if name.lower() == wanted.lower()), wanted)
     _native.enable_kernels(own_kernels_wanted())
     barrier = _exported(_cpu_library(library), "ggml_barrier")
-    if wanted == GGML:
+    if not own_kernels_wanted():
         _no_kernels = f"{KERNELS_VARIABLE}={GGML}"
     elif not buffer_type:
         _no_kernels = "this build of llama.cpp has no place for them"

@@ -648,8 +648,8 @@ def tune(
         UsageError: seconds or depth are out of bounds, or the time is too short for this model.
         LlmrunError: the model can't be loaded.
     """
-    check_preferences(seconds, depth, plan.n_ctx)
-    load = plan.load(header.path)
+    check_preferences(seconds, depth, plan.load.n_ctx)
+    load = plan.load
     default = TunableSettings.of(load)
     machine = EngineBackend(load, count_engines(header, hardware, plan))
     with closing(machine), DisturbanceMonitor() as watch:

@@ -22,6 +22,7 @@ from llmrun.cli.options import (
     YesOption,
     adapters_of,
     engine_option,
+    kernels,
     option_table,
     remote_server,
     with_options,
@@ -181,10 +182,10 @@ def measure_load(
     )
     tokens = typed.tokens or _DEFAULT_TOKENS
     with _prepared(output, models[0], preferences, lists.adapters, yes=yes) as (name, model):
-        if PROMPT_TOKENS + tokens > model.plan.n_ctx:
+        if PROMPT_TOKENS + tokens > model.load.n_ctx:
             raise UsageError(
                 f"invalid --tokens {tokens}",
-                why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.plan.n_ctx:,}",
+                why=f"with prompts of {PROMPT_TOKENS} tokens that exceeds the context window of {model.load.n_ctx:,}",
             )
         request = LoadRequest(name, model.load, clients, tokens, how.repetitions, how.warm_up)
         view = BenchView(output, [name], (), shows_rows=False)
@@ -388,7 +389,7 @@ def _loading_option(name: str) -> Any:
 _SETTINGS = option_table({name: _loading_option(name) for name, setting in SETTINGS.items() if setting.option}, dict)
 
 
-@with_options(settings=_SETTINGS)
+@with_options(settings=_SETTINGS, kernels=kernels)
 def bench_arguments(
     prompts: Annotated[Lists, _tests("-p", "--n-prompt", "TOKENS", "Prompt lengths. Default: 512.")] = None,
     answers: Annotated[Lists, _tests("-n", "--n-gen", "TOKENS", "Answer lengths. Default: 128.")] = None,
@@ -401,6 +402,7 @@ def bench_arguments(
     lora: LoraOption = None,
     rpc: RpcOption = None,
     *,
+    kernels: str | None,  # engines have it from the environment
     settings: dict[str, Lists],
 ) -> BenchArguments:
     """The options that take lists. Each may be repeated, and takes "128,512", "128-1024+128" and "128-1024*2"."""

@@ -10,12 +10,12 @@ from typing import Any
 from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Event, PrefillProgress, TextDelta, TokenLogprob
+from llmrun.protocol.messages import AnswerRequest, Event, PrefillProgress, TextDelta, TokenLogprob, fields_with
 from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import completion_of_several, error_body, n_answers
 from llmrun.server.protocols.openai_text import read_prompts, request_for
-from llmrun.server.protocols.options import read_grammar_fields, read_limits
+from llmrun.server.protocols.options import read_grammar_fields, read_limits, read_request_fields
 from llmrun.server.protocols.timings import generation_settings, prompt_progress, timings
 
 _STOP_TYPES = {"stop": "eos", "stop_string": "word", "length": "limit"}
@@ -51,6 +51,7 @@ def _options(fields: Fields) -> dict[str, Any]:
         "logprobs": n_probs,
         "processed_logprobs": n_probs is not None and fields.flag("post_sampling_probs") is True,
         "token_ids": fields.flag("return_tokens") is True or fields.flag("stream") is True,
+        **read_request_fields(fields, fields_with(needs_template=False)),
     }
 
 

@@ -80,7 +80,6 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
         grammar=read_grammar_fields(fields),
         **read_openrouter_reasoning(fields),
         logprobs=_logprobs(fields),
-        salt=fields.text("cache_salt") or "",
         tools=checked_tools((each for each in read_tools(fields) if allowed is None or each.name in allowed), choice),
         tool_choice=choice,
         parallel_calls=fields.flag("parallel_tool_calls") is not False,

@@ -10,11 +10,11 @@ from typing import Any
 
 from llmrun.errors import UsageError
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, TokenLogprob, fields_with
 from llmrun.server.answer import PLACE, SSE_COMMENT, CompletionRequest, Envelope, TextEvent, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import CompletionWriter, completion_of_several, error_body, finish_reason
-from llmrun.server.protocols.options import HIGHEST_TOKEN, read_grammar_fields, read_limits
+from llmrun.server.protocols.options import HIGHEST_TOKEN, read_grammar_fields, read_limits, read_request_fields
 
 __all__ = ["error_body", "read", "writer"]
 
@@ -36,9 +36,8 @@ def read(body: Mapping[str, Any]) -> CompletionRequest:
             suffix=fields.text("suffix") or None,
             limits=read_limits(fields, "max_tokens", "n_predict"),
             grammar=read_grammar_fields(fields),
-            stops_repeats=bool(fields.flag("stops_repeats")),
             logprobs=fields.whole("logprobs", 0, MOST_TOP_LOGPROBS),
-            salt=fields.text("cache_salt") or "",
+            **read_request_fields(fields, fields_with(needs_template=False)),
         )
         for prompt in read_prompts(fields)
     )

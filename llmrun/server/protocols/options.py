@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -17,7 +17,7 @@ from llmrun.planning.speculation import read_speculate
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.arguments import BIASES, EFFORTS, MOST_TOP_LOGPROBS, TEXTS
 from llmrun.protocol.codec import load_json
-from llmrun.protocol.messages import AnswerRequest, Message
+from llmrun.protocol.messages import REQUEST_FIELDS, AnswerRequest, Message, RequestField
 from llmrun.protocol.params import MOST_TOKENS, PARAMETERS, Limits, check_limits, check_parameter
 from llmrun.server.answer import CompletionRequest
 from llmrun.server.protocols.fields import Fields, as_json, read_duration
@@ -321,23 +321,52 @@ def _duration(text: str) -> float:
 
 
 _OURS = ("messages", "tools", "bos_token", "eos_token", "add_generation_prompt")
-_SWITCHES = ("enable_thinking", "preserve_reasoning")
 _LONGEST_VARIABLES = 64 * 1024
-_BUDGETS = (
-    "thinking_tokens",
-    "thinking_token_budget",  # vLLM
-    "reasoning_budget_tokens",  # llama-server, as the next one
-    "thinking_budget_tokens",
-)
-"""Names of the maximum number of reasoning tokens."""
+_KWARGS = "chat_template_kwargs"
+_SWITCHES = {
+    key.removeprefix(f"{_KWARGS}.") for row in REQUEST_FIELDS.values() for key in row.keys if key.startswith(_KWARGS)
+}
+"""Names of fields of a request among the variables of the template."""
 
 
 def read_effort(fields: Fields, key: str) -> str | None:
     return fields.choice(key, *EFFORTS)
 
 
+def read_request_fields(fields: Fields, names: Iterable[str] = REQUEST_FIELDS) -> dict[str, Any]:
+    """Return the fields of AnswerRequest that have the same name in each protocol, as far as a body has them.
+
+    Args:
+        names: those that may be read.
+
+    Raises:
+        UsageError: one has the wrong type, or is out of bounds.
+    """
+    values = {name: _first_given(fields, REQUEST_FIELDS[name]) for name in names}
+    return {name: None if value == _NO_LIMIT else value for name, value in values.items() if value is not None}
+
+
+_NO_LIMIT = -1
+
+
+def _first_given(fields: Fields, row: RequestField) -> Any:
+    """Return the value of the first of a field's keys that a body has."""
+    for path in row.keys:
+        holder, _, key = path.rpartition(".")
+        place = Fields(fields.mapping(holder) or {}, fields.name(holder)) if holder else fields
+        if row.bounds:
+            found: Any = place.whole(key, _NO_LIMIT, row.bounds[1])
+        elif row.plain_type == "bool":
+            found = place.flag(key)
+        else:
+            found = place.choice(key, *row.choices) if row.choices else place.text(key)
+        if found is not None:
+            return found
+    return None
+
+
 def read_reasoning(fields: Fields, effort: str | None = None, thinking: bool | None = None) -> dict[str, Any]:
-    """Return the fields of AnswerRequest about reasoning and the chat template.
+    """Return what read_request_fields() does, and the fields of AnswerRequest about reasoning and the chat template.
 
     Args:
         effort: in the protocol's own field; one in chat_template_kwargs reaches the template as it is.
@@ -346,23 +375,16 @@ def read_reasoning(fields: Fields, effort: str | None = None, thinking: bool | N
     Raises:
         UsageError: a variable is invalid, too long, or one that is made from the conversation.
     """
-    variables = fields.mapping("chat_template_kwargs") or {}
+    variables = fields.mapping(_KWARGS) or {}
     for name in _OURS:
         if name in variables:
             why = "it is made from the request's other fields"
-            raise UsageError(f"{fields.name('chat_template_kwargs')}.{name} can't be set", why=why)
-    switches = Fields(variables, fields.name("chat_template_kwargs"))
-    switch, keeps = switches.flag("enable_thinking"), switches.flag("preserve_reasoning")  # llama-server's
+            raise UsageError(f"{fields.name(_KWARGS)}.{name} can't be set", why=why)
     text = as_json({name: value for name, value in variables.items() if name not in _SWITCHES})
     if len(text) > _LONGEST_VARIABLES:
-        raise UsageError("chat_template_kwargs is too long", why=f"{_LONGEST_VARIABLES:,} characters at most")
-    return {
-        "thinking": thinking if switch is None else switch,
-        "reasoning_effort": effort,
-        "template_variables": text,
-        "thinking_tokens": _budget(fields),
-        "keep_reasoning": fields.flag("keep_reasoning") if "keep_reasoning" in fields.data else keeps,
-    }
+        raise UsageError(f"{_KWARGS} is too long", why=f"{_LONGEST_VARIABLES:,} characters at most")
+    own = {"thinking": thinking, "reasoning_effort": effort, "template_variables": text}
+    return {**own, **read_request_fields(fields)}
 
 
 def read_openrouter_reasoning(fields: Fields) -> dict[str, Any]:
@@ -373,12 +395,6 @@ def read_openrouter_reasoning(fields: Fields) -> dict[str, Any]:
     budget = inner.whole("max_tokens", -1, MOST_TOKENS)
     found = read_reasoning(fields, effort or read_effort(inner, "effort"), inner.flag("enabled"))
     return found if budget is None else {**found, "thinking_tokens": None if budget < 0 else budget}
-
-
-def _budget(fields: Fields) -> int | None:
-    budgets = (fields.whole(name, -1, MOST_TOKENS) for name in _BUDGETS)
-    budget = next((each for each in budgets if each is not None), -1)
-    return None if budget < 0 else budget
 
 
 def prefilled(messages: Sequence[Message], *, is_asked_for: bool = False) -> dict[str, Any]:

@@ -41,10 +41,10 @@ from llmrun.lab.bench.tune import (
 )
 from llmrun.lab.quantize.types import FastCopy
 from llmrun.lab.views.tune import TuneView, as_json, line_of, show_fast_copy, show_outcome
-from llmrun.model.loading import A_CHAT, plan_with_tuned, prepare
+from llmrun.model.loading import A_CHAT, first_that_fits, prepare
 from llmrun.models.registry import ModelSpec
 from llmrun.planning.hardware import Hardware
-from llmrun.planning.plan import make_plan, margin
+from llmrun.planning.plan import Plan, make_plan, margin
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.tuned import (
     Profile,
@@ -148,11 +148,11 @@ def test_a_tuned_split_mode_is_used_where_as_much_fits(
         assert given.load.split_mode == "layer"
     layers = {"layer": -1, "tensor": 3}  # as the plan of each mode would have them
 
-    def planned(preferences: LoadPreferences) -> tuple[Any, None]:
-        return replace(model.plan, gpu_layers=layers[preferences.split_mode]), None
+    def planned(preferences: LoadPreferences) -> Plan:
+        return replace(model.plan, load=replace(model.load, gpu_layers=layers[preferences.split_mode]))
 
     assert model.tuned
-    assert plan_with_tuned(LoadPreferences(), model.tuned, planned)[0].split_mode == "layer"
+    assert first_that_fits(LoadPreferences(), model.tuned, planned)[0].split_mode == "layer"
 
 
 def test_as_many_engines_as_fit_on_each_gpu(header: Header) -> None:

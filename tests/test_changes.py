@@ -1,0 +1,143 @@
+"""What a newcomer's change touches: a field of a request is added to a copy of the package, and the files are counted.
+
+The field is to reach what `keep_reasoning` reaches: options, presets, the server's defaults, every protocol, remote
+servers, recordings, batches, the Python API, and the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gguf_writer import runnable_model, write
+
+import llmrun
+
+PACKAGE = Path(llmrun.__file__).parent
+MOST_FILES = 5
+# File -> the lines that stand there, and the lines that the change adds before them.
+FIELD = {
+    "protocol/messages.py": (
+        "    arrived: float = request_field(0.0)\n",
+        '    mood: str | None = request_field(\n'
+        '        None, choices=("calm", "wild"), flag="--mood", metavar="MOOD", help="Mood of the answer.",\n'
+        '        in_server=True, preset="model", keys=("mood",), servers={"llmrun": "mood"}, words="a mood",\n'
+        '        in_python=True, in_prompt=True, needs_template=True,\n'
+        "    )\n",
+    ),
+    "engine/prompt/writer.py": (
+        "        with ALLOCATING, self.clock.phase(",
+        "        if request.mood is not None:\n"
+        "            first = replace(messages[0], content=request.mood + messages[0].content)\n"
+        "            messages = (first, *messages[1:])\n",
+    ),
+}  # fmt: skip
+
+
+def changed(folder: Path, change: Mapping[str, tuple[str, str]]) -> int:
+    """Make a copy of the package with a change, and return the number of files that differ."""
+
+    def copy(source: str, target: str) -> None:
+        if source.endswith(".py"):
+            shutil.copyfile(source, target)
+        else:
+            Path(target).symlink_to(Path(source).resolve())
+
+    shutil.copytree(PACKAGE, folder, copy_function=copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (before, added) in change.items():
+        path = folder / name
+        text = path.read_text(encoding="utf-8")
+        assert text.count(before) == 1, f"{name} has no such line any more: {before}"
+        path.write_text(text.replace(before, added + before), encoding="utf-8")
+    return sum((PACKAGE / path.relative_to(folder)).read_bytes() != path.read_bytes() for path in folder.rglob("*.py"))
+
+
+def seen(folder: Path, model: Path) -> dict[str, Any]:
+    """What this file's main part, run with a copy of the package, sees of its new field."""
+    paths = os.pathsep.join([str(folder.parent), str(Path(__file__).parent)])
+    environment = {
+        **os.environ, "PYTHONPATH": paths, "LLMRUN_HOME": str(folder.parent / "home"),
+        "LLMRUN_CONFIG": str(folder.parent / "config.toml"),
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, __file__, str(model)], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert Path(found.pop("package")) == folder, "another llmrun comes first on the path"
+    return found
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the copy has symbolic links")
+def test_a_new_field_of_a_request_touches_few_files(tmp_path: Path) -> None:
+    assert changed(tmp_path / "llmrun", FIELD) <= MOST_FILES
+    found = seen(tmp_path / "llmrun", write(tmp_path / "a.gguf", runnable_model({"llama.context_length": 512})))
+    assert found.pop("commands") == ["batch", "chat", "run", "serve"]
+    assert set(found.pop("protocols").values()) == {"wild"}
+    assert found.pop("tokens") == len("wild")
+    assert found == {
+        "preset": "wild", "default": "wild", "row": "wild", "plain": None, "invalid": "mood",
+        "sent": {"llmrun": "wild", "openai": "refused"}, "recorded": "wild", "argument": True,
+    }  # fmt: skip
+
+
+def main(model: str) -> None:
+    """Print what the package sees of the field `mood`."""
+    import typer
+
+    from llmrun.cli import settings_file
+    from llmrun.cli.app import RootCommand
+    from llmrun.cli.commands import COMMANDS
+    from llmrun.errors import UsageError
+    from llmrun.protocol.codec import as_dict
+    from llmrun.protocol.messages import AnswerRequest, Message, given_values, with_defaults, without
+    from llmrun.remote.request_body import body_of
+    from llmrun.remote.server import ServedModel
+    from llmrun.reply import FOR_CHATS
+    from llmrun.server.pool import RequestDefaults
+    from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses
+
+    root = RootCommand(name="llmrun")
+    context = typer.Context(root)
+    options = {name: root.get_command(context, name) for name in COMMANDS}
+    mood: Any = {"mood": "wild"}
+    asked = AnswerRequest((Message("user", "Hi"),), **mood)
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **mood}
+    requests = {
+        "openai": openai_chat.read(body), "anthropic": anthropic.read(body), "ollama": ollama.read_chat(body),
+        "responses": openai_responses.read({"model": "m", "input": "Hi", **mood}),
+    }  # fmt: skip
+    sent = {owner: body_of(asked, ServedModel("m", owner)) for owner in ("llmrun", "openai")}
+    try:
+        invalid = str(AnswerRequest(mood=5))  # type: ignore[arg-type]
+    except UsageError as error:
+        invalid = str(error).split()[1]
+    with llmrun.load(model, n_ctx=512, threads=1) as loaded:
+        template: Any = {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+        plain, moody = (loaded.count("Hi", **template, **options).total for options in ({}, mood))
+    found = {
+        "package": str(PACKAGE),
+        "commands": sorted(
+            name for name, command in options.items() if any("--mood" in each.opts for each in command.params)
+        ),
+        "protocols": {name: getattr(each.request, "mood", None) for name, each in requests.items()},
+        "preset": settings_file.parse("models.a.mood", "wild", "mood"),
+        "default": getattr(RequestDefaults(asked).apply(AnswerRequest(prompt="Hi"), "a", is_first=True), "mood", None),
+        "row": getattr(with_defaults(AnswerRequest(prompt="Hi"), asked), "mood", None),
+        "plain": getattr(without(asked, needs_template=True), "mood", ""),
+        "invalid": invalid,
+        "sent": {owner: "refused" if "mood" in each.refused else each.body.get("mood") for owner, each in sent.items()},
+        "recorded": {name: value for name, value in as_dict(asked).items() if name in given_values(asked)}.get("mood"),
+        "argument": "mood" in FOR_CHATS,
+        "tokens": moody - plain,
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
