@@ -88,7 +88,10 @@ def _load_ahead(name: str) -> None:
 
 
 def _load_vocabulary_ahead(name: str) -> None:
-    """Let the prestarted engine load a model's vocabulary, and no weights, while the command line is parsed."""
+    """Let the prestarted engine load a model's vocabulary, and no weights, while the command line is parsed.
+
+    A guess, as above.
+    """
     from contextlib import suppress
 
     from llmrun.config import load_settings

@@ -128,11 +128,11 @@ BENCH_COMMANDS = {
 }
 """Commands of two words; other words after `bench` are models."""
 
+# What chats and the page of the server open of the laboratory.
 EXPLAIN_IN_CHAT = CommandEntry(
     "", "lab.cli.explain", "explain_last_answer", "Show how the model made the last answer, from tokens to choices."
 )
 EXPLAIN_ON_PAGE = CommandEntry("", "lab.cli.explain", "explain_for_page", "Explain an answer of the page.")
-"""What chats and the server's page open of the laboratory."""
 
 ALIASES = {
     "ls": "list",
