@@ -160,9 +160,7 @@ def prepare(
         tuned = replace(tuned, n_ubatch=min(given.n_ubatch or tuned.n_ubatch, preferences.micro_batch))
         without_flash = scores_fit(header, hardware, plan.load.n_ctx, preferences.micro_batch)
         plan = _with_tuned(plan, tuned, preferences, given.split_mode, without_flash=without_flash)
-    load, draft_load = plan.load, plan.load.draft
-    if draft_load is not None:
-        draft_load = replace(draft_load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
+    load = plan.load
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         load,
@@ -173,7 +171,7 @@ def prepare(
         states_bytes=settings.states_bytes,
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
-        draft=draft_load,
+        draft=load.draft and replace(load.draft, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose),
     )
     plan = replace(plan, load=load, notes=(*plan.notes, *stored.notes))
     drafting = DraftPolicy(header, hardware, load, settings.state_dir, speculate, plan.draft)
