@@ -158,12 +158,8 @@ def prepare(
     if tuned is not None:
         tuned = replace(tuned, n_ubatch=min(given.n_ubatch or tuned.n_ubatch, preferences.micro_batch))
         without_flash = scores_fit(header, hardware, plan.load.n_ctx, preferences.micro_batch)
-        applied = tuned.applied_within(plan.load, preferences, without_flash=without_flash)
-        words = tuned.of(applied).changes(replace(tuned.of(plan.load), split_mode=given.split_mode))
-        plan = replace(plan, load=applied, tuned=words)
-    load, draft_load = plan.load, plan.load.draft
-    if draft_load is not None:
-        draft_load = replace(draft_load, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose)
+        plan = _with_tuned(plan, tuned, preferences, given.split_mode, without_flash=without_flash)
+    load = plan.load
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
         load,
@@ -174,7 +170,7 @@ def prepare(
         states_bytes=settings.states_bytes,
         projector=str(projector.absolute()) if projector is not None else "",
         adapters=adapters,
-        draft=draft_load,
+        draft=load.draft and replace(load.draft, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose),
     )
     plan = replace(plan, load=load, notes=(*plan.notes, *stored.notes))
     drafting = DraftPolicy(header, load, speculate, plan.draft)
@@ -224,6 +220,15 @@ def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardwa
     """Return the machine with the free memory left beside other models and a projector."""
     taken = promised + (projector.stat().st_size if projector is not None else 0)
     return replace(hardware, memory_available=max(hardware.memory_available - taken, 0))
+
+
+def _with_tuned(
+    plan: Plan, tuned: TunableSettings, preferences: LoadPreferences, split_mode: str, *, without_flash: bool
+) -> Plan:
+    """Return the plan with tuned settings, as far as the preferences leave them open."""
+    load = tuned.applied_within(plan.load, preferences, without_flash=without_flash)
+    words = tuned.of(load).changes(replace(tuned.of(plan.load), split_mode=split_mode))
+    return replace(plan, load=load, tuned=words)
 
 
 def _load_for(

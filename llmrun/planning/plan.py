@@ -143,23 +143,13 @@ def make_plan(
     writes_scores = flash_attention == "off" and not (split.gpu_bytes and split.gpu_layers == ALL_LAYERS)
     parts = without_flash_attention(plain, header, n_ctx, fit.preferences.micro_batch) if writes_scores else plain
     load = Load(
-        str(header.path.absolute()),
-        n_ctx,
-        n_batch=n_batch,
-        n_ubatch=fit.preferences.micro_batch,
-        gpu_layers=split.gpu_layers,
-        n_seq_max=fit.preferences.parallel,
-        n_cells=n_cells,
-        n_parked=fit.parked,
-        n_rollback=fit.rollback,
-        draft_heads=fit.heads,
-        checkpoint_bytes=parts.checkpoints,
-        cpu_experts=split.cpu_experts,
+        str(header.path.absolute()), n_ctx, n_batch=n_batch, n_ubatch=fit.preferences.micro_batch,
+        n_seq_max=fit.preferences.parallel, n_cells=n_cells, n_parked=fit.parked, n_rollback=fit.rollback,
+        draft_heads=fit.heads, checkpoint_bytes=parts.checkpoints, cpu_variant=measured.cpu_variant,
+        gpu_layers=split.gpu_layers, cpu_experts=split.cpu_experts, layer_counts=split.layer_counts,
         workers=tuple(worker.endpoint for worker in hardware.workers),
-        layer_counts=split.layer_counts,
-        cpu_variant=measured.cpu_variant,
         **{**fit.preferences.as_given, **threads, "flash_attention": flash_attention},
-    )
+    )  # fmt: skip
     plan = Plan(
         load,
         memory=parts,
