@@ -84,11 +84,16 @@ class Watched:
             n_reused = self.talk.started(number).reused_tokens
             self.hits.append(f"{n_reused}{self._source}" if n_reused else "0")
         self.talk.run()
+        self._wait()
         return [self.talk.text(number) for number in numbers]
 
     def save(self) -> None:
         """Save what is parked, as the idle engine does."""
         self.talk.engine.save_parked()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the files that another thread writes: what is saved and found depends on those that are there."""
         saver = self.talk.engine._slots.saver
         assert saver is not None
         saver.wait()
