@@ -172,7 +172,7 @@ class Engine:
             return events
         if limit is not None and self._can_run() and (run := self._run(limit, emit)) is not None:
             return run
-        planned = self._clock()
+        planned = self._clock() if self._drafts else 0.0
         try:
             parts, batch = self._next_batch()
         except SequenceError as failure:
@@ -194,7 +194,8 @@ class Engine:
             self._rate.record(len(batch) - n_decoding, seconds, n_decoding)
             if self._threads is not None and not self._has_all_threads and n_decoding == len(parts):
                 self._threads.record(len(batch), 1, seconds)
-        if len(parts) == 1 and (sequence := parts[0].sequence).n_waiting == 1 and sequence.drafting is not None:
+        is_alone = planned and len(parts) == 1
+        if is_alone and (sequence := parts[0].sequence).n_waiting == 1 and sequence.drafting is not None:
             sequence.drafting.record(self._clock() - planned)
         return self._advance(parts, seconds)
 

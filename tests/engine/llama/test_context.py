@@ -569,7 +569,7 @@ def test_a_run_of_several_sequences_gives_the_tokens_of_single_steps(model: Llam
 
 def test_a_run_ends_before_a_step_with_a_draft(model: LlamaModel) -> None:
     sampler, lookup = SequenceSampler(SamplingParams(seed=3), model.vocabulary), _native.SuffixAutomaton()
-    gate = _native.Gate(3, (), ())
+    gate = _native.Gate(3, ((2, 1.3), (4, 2.0)), (), always=True)
     with opened(model) as context:
         lookup.extend([5])
         limit = RunLimit(200, math.inf, _native.CancelFlag())
