@@ -47,8 +47,13 @@ def package_folder() -> Path | None:
 
 
 def own_kernels_wanted() -> bool:
-    """Return whether llmrun's own matrix kernels may compute."""
-    return os.environ.get(KERNELS_VARIABLE, "").lower() != GGML
+    """Return whether llmrun's own matrix kernels may compute: those that are chosen, else all on x86.
+
+    On Arm they are right, but were measured on no machine yet.
+    """
+    chosen = os.environ.get(KERNELS_VARIABLE, "").lower()
+    is_x86 = hasattr(os, "uname") and os.uname().machine in ("x86_64", "amd64")  # there are none for Windows
+    return chosen != GGML if chosen else is_x86
 
 
 def choose_kernels(name: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from support.model_facts import Facts
@@ -18,6 +19,7 @@ from llmrun.planning.memory import (
     reserved_bytes,
     without_flash_attention,
 )
+from llmrun.protocol.llama_folder import own_kernels_wanted
 
 MIB = 1 << 20
 
@@ -104,7 +106,7 @@ def test_repacked_types() -> None:
 
 def test_types_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.delenv("LLMRUN_KERNELS", raising=False)
+    monkeypatch.setenv("LLMRUN_KERNELS", "any but ggml")
     assert "Q4_1" in kernel_types(("avx2", "fma"))
     assert repacked_types(("avx2", "fma")) == {"MXFP4"}
     assert not kernel_types(("avx2", "fma", "amx_int8"))
@@ -119,3 +121,10 @@ def test_types_of_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_KERNELS", "ggml")
     assert not kernel_types(("avx2", "fma"))
     assert not kernel_types(("asimd", "asimddp"))
+
+
+@pytest.mark.parametrize(("machine", "is_wanted"), [("x86_64", True), ("aarch64", False)])
+def test_kernels_that_nobody_chose(monkeypatch: pytest.MonkeyPatch, machine: str, *, is_wanted: bool) -> None:
+    monkeypatch.delenv("LLMRUN_KERNELS", raising=False)
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(machine=machine), raising=False)
+    assert own_kernels_wanted() == is_wanted
