@@ -33,7 +33,7 @@ FIELD = {
         "    )\n",
     ),
     "engine/prompt/writer.py": (
-        "        with ALLOCATING, self.clock.phase(",
+        '        with self.clock.phase("template"):\n            send(Rendering(',
         "        if request.mood is not None:\n"
         "            first = replace(messages[0], content=request.mood + messages[0].content)\n"
         "            messages = (first, *messages[1:])\n",

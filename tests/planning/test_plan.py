@@ -398,7 +398,7 @@ def test_copies_of_conversations_take_what_is_left(free: int, parallel: int) -> 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
 def test_a_whole_window_is_planned_wherever_its_memory_comes_from(flash_attention: str, *, kv_on_use: bool) -> None:
     plan = make_plan(SMALL, replace(machine(), kv_on_use=kv_on_use), LoadPreferences(flash_attention=flash_attention))
-    assert plan.memory.kv == kv_bytes(SMALL, plan.n_ctx)
+    assert plan.memory.kv == kv_bytes(SMALL, plan.load.n_ctx)
     is_on_use = kv_on_use and flash_attention == "on"
     assert ("takes memory when it is used" in plan.summary) == is_on_use
     assert ("its memory is allocated at once" in plan.summary) == (not is_on_use)

@@ -131,12 +131,7 @@ class LlamaContext:
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
         self._shifted: set[int] = set()  # sequences whose keys the next decode rotates to their new positions
         self._copying: set[int] = set()  # sequences whose stream the next decode copies from another one
-        self._create()
-        empty = _MAGIC.size + _COUNT.size * (1 + self.n_seq_max)
-        if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
-            self.close()  # not the plain cache whose format _state() converts
-            self._set_layout(has_streams=False)
-            self._create()
+        self._create_in_layout()
         self._positions = Positions()
         self._followers: list[Follower] = [self._positions, *([self._rollback] if self._rollback is not None else [])]
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
@@ -144,6 +139,15 @@ class LlamaContext:
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
             self.forget(0, 0)
+
+    def _create_in_layout(self) -> None:
+        """Create the context; without streams if its cache is not the plain one whose format _state() converts."""
+        self._create()
+        empty = _MAGIC.size + _COUNT.size * (1 + self.n_seq_max)
+        if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
+            self.close()
+            self._set_layout(has_streams=False)
+            self._create()
 
     def limit_threads(self, most: int) -> None:
         if most != self._most_threads:
