@@ -28,8 +28,8 @@ STREAMS: dict[str, tuple[dict[str, Any], bytes]] = {
 
 @contextmanager
 def stream(server: RealServer, path: str) -> Iterator[http.client.HTTPResponse]:
-    """An answer without end, of which a piece has come."""
-    body = {**STREAMS[path][0], **WITHOUT_END}
+    """An answer without end, of which a piece has come. It does not repeat itself: drafts would fill the window."""
+    body = {**STREAMS[path][0], **WITHOUT_END, "temperature": 1.5}
     with connected(server) as connection:
         connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         answer = connection.getresponse()
