@@ -214,7 +214,7 @@ class _Parser:
         self._add(rules, Rule(new, name.offset, common[name.text].body))
         waiting = [name.text]
         while waiting:
-            for used in _names(common[waiting.pop()].body):
+            for used in (reference.name for reference in references(common[waiting.pop()].body)):
                 if used not in rules:
                     rules[used] = common[used]
                     waiting.append(used)
@@ -320,10 +320,6 @@ def _any_case(character: str) -> Characters:
 def _name(text: str) -> str:
     name = text.lstrip("!?")
     return f"{ROOT} of the grammar" if name == ROOT else name
-
-
-def _names(node: Node) -> Iterator[str]:
-    yield from (reference.name for reference in references(node))
 
 
 def _unescaped(token: _Token) -> str:

@@ -17,7 +17,7 @@ class Members(NamedTuple):
 
     Attributes:
         pairs: expressions of the listed properties with their values, in the order of the schema.
-        required: the indices of those that must be there.
+        required: indices of the required properties.
         other: an expression of any further property; "" if there are none.
         minimum: the least number of properties, of which no more than one is a further one, since these may be equal.
         any_order: the listed properties may be written in any order; the further ones are the last always.

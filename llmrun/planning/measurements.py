@@ -164,7 +164,7 @@ def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measure
 
 
 class Comparisons:
-    """What an idle engine can compare for a loaded model, for later loads of it.
+    """The comparisons that an idle engine can make of a loaded model, for its later loads.
 
     Args:
         folder: config.Settings.state_dir.

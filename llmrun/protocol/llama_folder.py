@@ -47,7 +47,7 @@ def package_folder() -> Path | None:
 
 
 def own_kernels_wanted() -> bool:
-    """Return whether llmrun's own matrix kernels may compute: those that are chosen, else all on x86.
+    """Return whether llmrun's own matrix kernels may compute: if they are chosen; without a choice, on x86.
 
     On Arm they are right, but were measured on no machine yet.
     """

@@ -1,4 +1,4 @@
-"""What drafts for sequences with weights: the interface of draft_model.py and mtp_model.py, and what both share.
+"""Drafts by weights, of a draft model or of prediction heads: their common interface and base class.
 
 Must not know batches, samplers, nor which drafts are accepted.
 """
@@ -6,6 +6,7 @@ Must not know batches, samplers, nor which drafts are accepted.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -41,7 +42,7 @@ class DraftWeights(Protocol):
         """Draft what these drafters of its own request. On failure their drafts stay empty."""
 
 
-class WeightsDrafter:
+class WeightsDrafter(ABC):
     """A drafts.Drafter for one sequence, whose drafts come from DraftWeights.compute().
 
     Attributes:
@@ -74,14 +75,14 @@ class WeightsDrafter:
         draft, self._draft = self._draft, []
         return draft[:limit], Gate.MODEL
 
-    def place(self, slot: int, n_waiting: int) -> None:
+    def place(self, slot: int, n_waiting: int) -> None:  # noqa: B027  # a draft model does not ask
         """Tell where the sequence is in the target's context, before each step."""
 
+    @abstractmethod
     def count_missing(self) -> int | None:
         """Return the number of tokens to prefill before drafting; None if drafting is impossible."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # heads have nothing of their own
         """Release what belongs to the sequence when its answer ends."""
 
     def _add(self, token: int, logprob: float) -> None:

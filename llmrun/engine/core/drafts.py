@@ -148,11 +148,11 @@ class Drafting:
         return self._table[-1][0]
 
     def cost(self, rows: int) -> float:
-        """Return the cost of a step of so many rows."""
+        """Return the cost of a step by its number of rows."""
         return cost_of(self._table, rows)
 
     def draft_cost(self, rows: int) -> float:
-        """Return the cost of such a step of what drafts."""
+        """Return the cost of such a step of the draft model or the heads."""
         return cost_of(self._draft_costs(self._factor), rows)
 
     @property

@@ -66,7 +66,7 @@ class StepCosts:
 
 
 def cost_of(table: Sequence[StepCost], width: int) -> float:
-    """Return the cost of a step of so many rows, interpolated."""
+    """Return the cost of a step by its number of rows, interpolated."""
     low = table[0]
     for high in table[1:]:
         if width < high[0]:

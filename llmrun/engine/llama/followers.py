@@ -1,4 +1,4 @@
-"""What has to change with the sequences of a context, such as a record of their positions or a second context.
+"""The followers of a context: records and second contexts that change with its sequences.
 
 The context tells every follower of each change that it has made. Must not know contexts.
 """
@@ -66,8 +66,7 @@ class Follower:
         """Take note of entries that were decoded.
 
         Args:
-            is_batch: they were all rows of one batch; else only their sequences are valid, and what came after them is
-                unknown.
+            is_batch: they were all rows of one batch; else only their sequences are valid, and later ones unknown.
         """
 
     def lost(self, sequence_ids: Iterable[int]) -> None:

@@ -1,1 +1,1 @@
-"""What the commands of the laboratory show."""
+"""The display of the laboratory's commands."""

@@ -206,7 +206,7 @@ class _PageQuestion(NamedTuple):
 
 
 class PageExchange(Exchange):
-    """The answer to a question on the page: takes the steps of its turn, sends what comes, and saves it."""
+    """The answer to a question on the page: takes the steps of its turn, sends their events, and saves the answer."""
 
     def __init__(
         self,

@@ -10,13 +10,13 @@ from typing import Any
 from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerRequest, Event, PrefillProgress, TextDelta, TokenLogprob, fields_with
-from llmrun.server.answer import AnswerWriter, CompletionRequest, Envelope, sse_event
+from llmrun.protocol.messages import AnswerRequest, Event, TextDelta, TokenLogprob, fields_with
+from llmrun.server.answer import CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.openai import completion_of_several, error_body, n_answers
 from llmrun.server.protocols.openai_text import read_prompts, request_for
 from llmrun.server.protocols.options import read_grammar_fields, read_limits, read_request_fields
-from llmrun.server.protocols.timings import generation_settings, prompt_progress, timings
+from llmrun.server.protocols.timings import ProgressWriter, generation_settings, timings
 
 _STOP_TYPES = {"stop": "eos", "stop_string": "word", "length": "limit"}
 
@@ -60,7 +60,7 @@ def _response_fields(fields: Fields) -> tuple[str, ...]:
     return fields.texts("response_fields")
 
 
-class NativeWriter(AnswerWriter):
+class NativeWriter(ProgressWriter):
     """Writes answers in llama-server's form: the raw text, with tags of reasoning."""
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
@@ -71,8 +71,7 @@ class NativeWriter(AnswerWriter):
         self._n = n_answers(fields)
         self._wanted = _response_fields(fields)
         self._is_processed = fields.flag("post_sampling_probs") is True
-        self._has_progress = fields.flag("return_progress") is True
-        super().__init__(self._n * n_prompts)
+        super().__init__(fields, self._n * n_prompts)
         self._texts: list[list[str]] = [[] for _ in self.answers]
 
     def feed(self, choice: int, event: Event) -> bytes:
@@ -85,18 +84,8 @@ class NativeWriter(AnswerWriter):
         piece = {**self._piece(choice, event.text, event.ids), "stop": False}
         return sse_event({**piece, **self._probabilities(event.logprobs)})
 
-    def started(self, choice: int) -> bytes:
-        return self._progress(choice, None)
-
-    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
-        return self._progress(choice, progress)
-
-    def _progress(self, choice: int, progress: PrefillProgress | None) -> bytes:
-        started = self.answers[choice].started
-        if not self._has_progress or started is None:
-            return b""
-        piece = {**self._piece(choice, "", ()), "stop": False}
-        return sse_event({**piece, "prompt_progress": prompt_progress(started, progress)})
+    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
+        return sse_event({**self._piece(index, "", ()), "stop": False, **more})
 
     def finished(self, choice: int) -> bytes:
         return sse_event(self._selected(self._last(choice, "", ())))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 from llmrun.errors import ContextOverflowError, LlmrunError
 from llmrun.protocol.answer import ResponseAccumulator, logprob_entries
 from llmrun.protocol.media import Media
-from llmrun.protocol.messages import AnswerRequest, PrefillProgress, TokenLogprob
-from llmrun.server.answer import SSE_DONE, AnswerWriter, CompletionRequest, Envelope, sse_event
+from llmrun.protocol.messages import AnswerRequest, TokenLogprob
+from llmrun.server.answer import SSE_DONE, CompletionRequest, Envelope, sse_event
 from llmrun.server.protocols.attachments import input_audio, media_from_url, openai_file, refuse_media
 from llmrun.server.protocols.fields import Fields
 from llmrun.server.protocols.options import MOST_ANSWERS, completion_request, read_adapters
-from llmrun.server.protocols.timings import FINGERPRINT, prompt_progress, timings
+from llmrun.server.protocols.timings import FINGERPRINT, ProgressWriter, timings
 
 _CODES = {"context-overflow": "context_length_exceeded", "model-not-found": "model_not_found"}
 """Our error codes that clients know by another name."""
@@ -119,38 +118,21 @@ def _includes_usage(fields: Fields) -> bool:
     return options is not None and bool(options.flag("include_usage"))
 
 
-class CompletionWriter(AnswerWriter):
+class CompletionWriter(ProgressWriter):
     """The base of the writers of both kinds of completions."""
 
     def __init__(self, body: Mapping[str, Any], envelope: Envelope) -> None:
         fields = Fields(body)
-        self._has_usage, self._has_progress = _includes_usage(fields), fields.flag("return_progress") is True
+        self._has_usage = _includes_usage(fields)
         self._envelope = envelope
         self._n = n_answers(fields)
-        super().__init__(self._n * self._count_prompts(fields))
+        super().__init__(fields, self._n * self._count_prompts(fields))
 
     def _count_prompts(self, fields: Fields) -> int:
         return 1
 
     def error(self, error: LlmrunError) -> bytes:
         return sse_event(error_body(error, error.http_status))
-
-    def started(self, choice: int) -> bytes:
-        return self._progress(choice, None)
-
-    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
-        return self._progress(choice, progress)
-
-    def _progress(self, choice: int, progress: PrefillProgress | None) -> bytes:
-        """Return how much of a prompt is computed, if that was requested."""
-        started = self.answers[choice].started
-        if not self._has_progress or started is None:
-            return b""
-        return self._empty_chunk(choice, {"prompt_progress": prompt_progress(started, progress)})
-
-    @abstractmethod
-    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
-        """Return a chunk with nothing of an answer, and more fields."""
 
     def _end(self, kind: str) -> bytes:
         """Return the usage, if it was requested, and the last line of a stream."""

@@ -337,7 +337,7 @@ def read_request_fields(fields: Fields, names: Iterable[str] = REQUEST_FIELDS) -
     """Return the fields of AnswerRequest that have the same name in each protocol, as far as a body has them.
 
     Args:
-        names: those that may be read.
+        names: of the fields that may be read.
 
     Raises:
         UsageError: one has the wrong type, or is out of bounds.

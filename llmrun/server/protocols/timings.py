@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from importlib.metadata import version
 from typing import Any
 
 from llmrun.protocol.messages import AnswerRequest, PrefillProgress, Started, Stats
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SamplingParams
+from llmrun.server.answer import AnswerWriter
+from llmrun.server.protocols.fields import Fields
 
 FINGERPRINT = f"llmrun-{version('llmrun')}"
 """What computes, in the fields for that: system_fingerprint, build_info."""
@@ -46,6 +49,30 @@ def prompt_progress(started: Started, progress: PrefillProgress | None = None) -
         "processed": started.reused_tokens + n_computed,
         "time_ms": 1000 * seconds,
     }
+
+
+class ProgressWriter(AnswerWriter):
+    """A writer that tells how much of a prompt is computed, if `return_progress` requests it."""
+
+    def __init__(self, fields: Fields, n_answers: int) -> None:
+        super().__init__(n_answers)
+        self._has_progress = fields.flag("return_progress") is True
+
+    def started(self, choice: int) -> bytes:
+        return self._told(choice, None)
+
+    def progress(self, choice: int, progress: PrefillProgress) -> bytes:
+        return self._told(choice, progress)
+
+    def _told(self, choice: int, progress: PrefillProgress | None) -> bytes:
+        started = self.answers[choice].started
+        if not self._has_progress or started is None:
+            return b""
+        return self._empty_chunk(choice, {"prompt_progress": prompt_progress(started, progress)})
+
+    @abstractmethod
+    def _empty_chunk(self, index: int, more: dict[str, Any]) -> bytes:
+        """Return a chunk with nothing of an answer, and more fields."""
 
 
 def generation_settings(
