@@ -9,21 +9,21 @@ struct Isa : Avx2 {
     static constexpr int vectors = 2, columns = 3;
     static constexpr bool has_wide_bytes = false, has_wide_sums = false, has_matrices = false;
 
-    // Sums of bytes begin with pairs, in 16 bits. Signed bytes need 32 bits at once.
-    template <bool Signed>
-    LLMRUN_INLINE static Int begin(Int sums) { return Signed ? sums : none(); }
+    // Products of bytes begin as pairs in 16 bits.
+    LLMRUN_INLINE static Int begin(Int) { return none(); }
     template <bool Signed>
     LLMRUN_INLINE static Int dot(Int sums, Int weights, Int activations) {
         if (Signed) {
-            return add_pairs(sums, _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights)));
+            return _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights));  // there is room for one
         }
         return _mm256_add_epi16(sums, _mm256_maddubs_epi16(weights, activations));
     }
-    template <bool Signed>
-    LLMRUN_INLINE static Int end(Int sums, Int products) { return Signed ? products : add_pairs(sums, products); }
-
-    LLMRUN_INLINE static Int add_pairs(Int sums, Int pairs) {
-        return _mm256_add_epi32(sums, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    LLMRUN_INLINE static Int end(Int sums, Int products) { return add_pairs(sums, products, _mm256_set1_epi16(1)); }
+    LLMRUN_INLINE static Int end_with(Int sums, Int products, Int factors) { return add_pairs(sums, products, factors); }
+    LLMRUN_INLINE static Int factor(Int x) { return either(both(x, every(0xffff)), left<16>(x)); }
+    template <bool Signed, bool>
+    LLMRUN_INLINE static Int add_with(Int sums, Int weights, Int activations, Int factors) {
+        return end_with(sums, dot<Signed>(none(), weights, activations), factors);
     }
 };
 

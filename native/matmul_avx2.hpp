@@ -1,7 +1,8 @@
 // What the instruction sets with 256 bits have in common: the base of their `Isa`.
 
-struct Avx2 {
+struct Avx2 : Eights {
     static constexpr int lanes = 8;
+    using Eights::less;
     using Int = __m256i;
     using Float = __m256;
 
@@ -86,21 +87,28 @@ struct Avx2 {
     LLMRUN_INLINE static Int shift_blocks(Int x, int first) { return _mm256_srlv_epi64(x, _mm256_set1_epi64x(Bits * first)); }
     template <int Stride>
     LLMRUN_INLINE static Float halves_at(const uint8_t* p) { return _mm256_cvtph_ps(eight_halves<Stride>(p)); }
-    LLMRUN_INLINE static Float halves_of_eights(const uint8_t* p, const uint8_t*) { return every_float(from_half(p)); }
-    LLMRUN_INLINE static void signed_pairs(const uint8_t* p, const uint8_t*, Float* out) {
-        const Int x = _mm256_cvtepi16_epi32(load_16(p));
-        out[0] = to_floats(_mm256_srai_epi32(left<24>(x), 24));
-        out[1] = to_floats(_mm256_srai_epi32(x, 8));
+    LLMRUN_INLINE static Int less(Int a, Int b) { return _mm256_sub_epi32(a, b); }
+    LLMRUN_INLINE static Int add_pairs(Int sums, Int a, Int b) { return plus(sums, _mm256_madd_epi16(a, b)); }
+    // 8 numbers for first and 8 for second halves
+    LLMRUN_INLINE static Int factors(Eight a, Eight b) { return _mm256_set_m128i(b, a); }
+    // 16 signed bytes: those of even and of odd places
+    LLMRUN_INLINE static Int signed_pairs(const uint8_t* p) {
+        const Eight x = load_eight(p);
+        return factors(_mm_srai_epi16(_mm_slli_epi16(x, 8), 8), _mm_srai_epi16(x, 8));
+    }
+    // those of the i-th vector, in each 16 bits
+    LLMRUN_INLINE static Int factors_of(Int x, int i) { return _mm256_shuffle_epi8(x, _mm256_set1_epi16(static_cast<int16_t>(0x0100 + 0x0202 * i))); }
+    // four numbers with the same sum
+    LLMRUN_INLINE static __m128i fours(Int x) { return _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)); }
+    // the sums of two times four numbers in each of 4 vectors
+    LLMRUN_INLINE static Int sum_fours(const Int* x) {
+        const Int a = plus(_mm256_unpacklo_epi32(x[0], x[1]), _mm256_unpackhi_epi32(x[0], x[1]));
+        const Int b = plus(_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3]));
+        return plus(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     }
     // the sums of the first and of the last 4 numbers of 8 vectors
     LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
-        Int fours[2];
-        LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
-            const Int* y = x + 4 * i;
-            const Int a = plus(_mm256_unpacklo_epi32(y[0], y[1]), _mm256_unpackhi_epi32(y[0], y[1]));
-            const Int b = plus(_mm256_unpacklo_epi32(y[2], y[3]), _mm256_unpackhi_epi32(y[2], y[3]));
-            fours[i] = plus(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-        }
+        const Int fours[2] = {sum_fours(x), sum_fours(x + 4)};
         out[0] = _mm256_permute2x128_si256(fours[0], fours[1], 0x20);
         out[1] = _mm256_permute2x128_si256(fours[0], fours[1], 0x31);
     }
@@ -127,7 +135,6 @@ struct Avx2 {
         const __m128 low = _mm256_castps256_ps128(fours), high = _mm256_extractf128_ps(fours, 1);
         _mm_storeu_ps(out, _mm_add_ps(_mm_add_ps(low, _mm_movehl_ps(low, low)), _mm_add_ps(high, _mm_movehl_ps(high, high))));
     }
-    LLMRUN_INLINE static Int widen(const uint64_t* bytes) { return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(*bytes))); }
     // the largest magnitude of 32
     LLMRUN_INLINE static float largest(const float* values) {
         const Float sign = _mm256_set1_ps(-0.0f);

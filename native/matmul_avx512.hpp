@@ -1,7 +1,8 @@
 // What the products and the attention have in common with 512 bits: the base of their `Isa`.
 
-struct Avx512 {
+struct Avx512 : Eights {
     static constexpr int lanes = 16;
+    using Eights::less;
     using Int = __m512i;
     using Float = __m512;
 
@@ -91,23 +92,33 @@ struct Avx512 {
     LLMRUN_INLINE static Float halves_at(const uint8_t* p) {
         return _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(eight_halves<Stride>(p)), eight_halves<Stride>(p + 8 * Stride), 1));
     }
-    LLMRUN_INLINE static Float halves_of_eights(const uint8_t* p, const uint8_t* q) {
-        return _mm512_insertf32x8(every_float(from_half(p)), _mm256_set1_ps(from_half(q)), 1);
+    LLMRUN_INLINE static Int less(Int a, Int b) { return _mm512_sub_epi32(a, b); }
+    // 8 numbers for first and 8 for second halves
+    LLMRUN_INLINE static Int factors(Eight a, Eight b) { return _mm512_broadcast_i64x4(_mm256_set_m128i(b, a)); }
+    // 16 signed bytes: those of even and of odd places
+    LLMRUN_INLINE static Int signed_pairs(const uint8_t* p) {
+        const Eight x = load_eight(p);
+        return factors(_mm_srai_epi16(_mm_slli_epi16(x, 8), 8), _mm_srai_epi16(x, 8));
     }
-    LLMRUN_INLINE static void signed_pairs(const uint8_t* p, const uint8_t* q, Float* out) {
-        const Int x = _mm512_cvtepi16_epi32(_mm256_inserti128_si256(_mm256_castsi128_si256(load_16(p)), load_16(q), 1));
-        out[0] = to_floats(_mm512_srai_epi32(left<24>(x), 24));
-        out[1] = to_floats(_mm512_srai_epi32(x, 8));
+    // those of the i-th vector, which has two blocks, in each 16 bits
+    LLMRUN_INLINE static Int factors_of(Int x, int i) {
+        const int64_t first = 0x0100010001000100 + 0x0202020202020202 * 2 * i, second = first + 0x0202020202020202;
+        return _mm512_shuffle_epi8(x, _mm512_setr_epi64(first, first, first, first, second, second, second, second));
+    }
+    // four numbers with the same sum
+    LLMRUN_INLINE static __m128i fours(Int x) {
+        const __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+        return _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    }
+    // the sums of four times four numbers in each of 4 vectors
+    LLMRUN_INLINE static Int sum_fours(const Int* x) {
+        const Int a = plus(_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[0], x[1]));
+        const Int b = plus(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
+        return plus(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
     }
     // the sums of the first and of the last 4 numbers of each 8 in 8 vectors, in their order
     LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
-        Int fours[2];
-        LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
-            const Int *y = x + 4 * i;
-            const Int a = plus(_mm512_unpacklo_epi32(y[0], y[1]), _mm512_unpackhi_epi32(y[0], y[1]));
-            const Int b = plus(_mm512_unpacklo_epi32(y[2], y[3]), _mm512_unpackhi_epi32(y[2], y[3]));
-            fours[i] = plus(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-        }
+        const Int fours[2] = {sum_fours(x), sum_fours(x + 4)};
         const Int order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
         out[0] = _mm512_permutex2var_epi32(fours[0], order, fours[1]);
         out[1] = _mm512_permutex2var_epi32(fours[0], plus(order, every(4)), fours[1]);
@@ -139,9 +150,6 @@ struct Avx512 {
         const Float fours = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
         const __m256 eights = _mm256_add_ps(_mm512_castps512_ps256(fours), _mm512_extractf32x8_ps(fours, 1));
         _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(eights), _mm256_extractf128_ps(eights, 1)));
-    }
-    LLMRUN_INLINE static Int widen(const uint64_t* bytes) {
-        return _mm512_cvtepu8_epi32(_mm_set_epi64x(static_cast<int64_t>(bytes[1]), static_cast<int64_t>(bytes[0])));
     }
     // the largest magnitude of 32
     LLMRUN_INLINE static float largest(const float* values) {

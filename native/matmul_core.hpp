@@ -10,11 +10,17 @@ constexpr int64_t first_bytes = 16 << 10;  // that are fetched before the first 
 constexpr int most_panels = 2;   // that are unpacked before the activations are read: these come from a farther cache
 
 template <class T>
+constexpr bool has_factors = T::block == 256;
+
+template <class T>
 struct Panel {
-    static constexpr int rows = Isa::lanes * Isa::vectors, blocks = chunk / 32;
+    static constexpr int rows = Isa::lanes * Isa::vectors, blocks = chunk / 32, scales = chunk / T::block;
+    static constexpr int factors_of_scale = 8 * T::parts;
     alignas(64) uint8_t bytes[blocks][8][Isa::vectors][Isa::lanes][4];
-    alignas(64) float scale[blocks][T::parts][Isa::vectors][Isa::lanes];
-    alignas(64) float minimum[T::minima ? blocks : 1][Isa::vectors][Isa::lanes];
+    alignas(64) float scale[scales][Isa::vectors][Isa::lanes];
+    alignas(64) float minimum[T::minima ? scales : 1][Isa::vectors][Isa::lanes];
+    alignas(64) int32_t factors[has_factors<T> ? scales : 1][factors_of_scale][Isa::vectors][Isa::lanes];
+    alignas(64) int32_t pairs[has_factors<T> ? scales : 1][factors_of_scale / 2][Isa::vectors][Isa::lanes];
 };
 
 // Room for the rows of a panel that has fewer than it could.
@@ -53,10 +59,10 @@ void unpack(const uint8_t* weights, int64_t stride, int64_t rows, int depth, Pan
             from = {spare, bytes};
         }
         for (int i = 0; i < depth / T::block; ++i, from.first += T::bytes) {
-            const int block = i * (T::block / 32);
+            const int block = i * (T::block / 32), factors = has_factors<T> ? i : 0;
             ahead.fetch(Isa::lanes * T::bytes + 63);
-            T::unpack(from, {panel.bytes[block][0][vector][0], panel.scale[block][0][vector],
-                             T::minima ? panel.minimum[block][vector] : nullptr});
+            T::unpack(from, {panel.bytes[block][0][vector][0], panel.scale[i][vector], panel.minimum[T::minima ? i : 0][vector],
+                             panel.factors[factors][0][vector], panel.pairs[factors][0][vector]});
             if constexpr (Set::has_matrices) {
                 for (int j = 0; j < T::block / 32; ++j) {
                     Set::pair_steps(panel.bytes[block + j][0][vector][0]);
@@ -71,9 +77,10 @@ constexpr bool has_signed_bytes = T::maximum > 127 && !Isa::has_wide_bytes;
 template <class T>
 constexpr int offset_of = has_signed_bytes<T> ? 0 : T::offset;
 
-// A column's share of a record: 32 bytes, a scale, and for each part what corrects the offset, or counts for the minimum.
+// A column's share of a record, which is a block: its bytes, a scale, and what corrects the offset, or counts for the minimum; of
+// a block of 256, pairs of sums for that.
 template <class T>
-constexpr int64_t share = 32 + 4 + 4 * T::parts;
+constexpr int64_t share = T::block + 4 + (has_factors<T> ? 16 * T::parts : 4);
 
 inline int64_t tiles_of(int64_t columns) { return (columns + Isa::columns - 1) / Isa::columns; }
 
@@ -94,20 +101,27 @@ struct Rounding {
         scale = T::block == 32 ? as_half(exact) : exact;
     }
 
-    // What corrects the bytes' offset in each part's sum, or counts for the minimum.
-    void correct(const int* sums, float* out, int64_t stride) const {
-        if constexpr (T::minima) {
-            out[0] = -total(sums[0] + sums[1]);
+    // What corrects the bytes' offset, or counts for the minimum, by the sums of each half of a block of 32.
+    void correct(const int* sums, float* out) const {
+        const int32_t sum = sums[0] + sums[1], start = -offset_of<T> * sum;
+        if (T::minima) {
+            *out = -as_half(exact * static_cast<float>(sum));
         } else {
-            const int32_t starts[2] = {-offset_of<T> * (T::parts == 1 ? sums[0] + sums[1] : sums[0]), -offset_of<T> * sums[1]};
-            for (int part = 0; part < T::parts; ++part) {
-                __builtin_memcpy(out + part * stride, starts + part, sizeof(float));
-            }
+            __builtin_memcpy(out, &start, sizeof start);
         }
     }
-
-    float total(int sum) const { return T::block == 32 ? as_half(exact * static_cast<float>(sum)) : exact * static_cast<float>(sum); }
 };
+
+// The sums of a block's activations by pairs: of its parts, or of the block and the next one.
+template <class T>
+void put_sums(const int* sums, int block, char* pairs, int64_t stride) {
+    const int16_t both[2] = {static_cast<int16_t>(T::parts == 1 ? sums[0] + sums[1] : sums[0]), static_cast<int16_t>(sums[1])};
+    if (T::parts == 1) {
+        __builtin_memcpy(pairs + block / 2 * stride + block % 2 * 2, both, 2);
+    } else {
+        __builtin_memcpy(pairs + block * stride, both, 4);
+    }
+}
 
 template <class T, class Set = Isa>
 void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packed, int64_t first, int64_t last) {
@@ -118,21 +132,27 @@ void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packe
         const int64_t begin = tile * columns / tiles, count = (tile + 1) * columns / tiles - begin;
         for (int64_t column = 0; column < count; ++column) {
             const float* values = from.at(begin + column);
-            char* record = packed + (begin * blocks + block * count) * (T::block / 32) * share<T>;
-            for (int64_t i = block; i < end; ++i) {
+            char* record = packed + (begin * blocks + block * count) * share<T>;
+            for (int64_t i = block; i < end; ++i, record += count * share<T>) {
                 const Rounding<T> rounding(values + T::block * i);
-                for (int part = 0; part < T::block; part += 32, record += count * share<T>) {
+                char* scales = record + T::block * count;
+                __builtin_memcpy(scales + 4 * column, &rounding.scale, sizeof rounding.scale);
+                for (int part = 0; part < T::block / 32; ++part) {
                     int sums[2];
+                    char* bytes = record + 32 * part * count;
                     if constexpr (Set::has_matrices) {
-                        char bytes[32];
-                        Set::quantize(values + T::block * i + part, rounding.factor, bytes, sums);
-                        Set::pair_columns(bytes, record, column, count);
+                        char some[32];
+                        Set::quantize(values + T::block * i + 32 * part, rounding.factor, some, sums);
+                        Set::pair_columns(some, bytes, column, count);
                     } else {
-                        Isa::quantize(values + T::block * i + part, rounding.factor, record + 32 * column, sums);
+                        Isa::quantize(values + T::block * i + 32 * part, rounding.factor, bytes + 32 * column, sums);
                     }
-                    float* scales = reinterpret_cast<float*>(record + 32 * count);
-                    scales[column] = rounding.scale;
-                    rounding.correct(sums, scales + count + column, count);
+                    char* corrections = scales + 4 * count;
+                    if constexpr (has_factors<T>) {
+                        put_sums<T>(sums, part, corrections + 4 * column, 4 * count);
+                    } else {
+                        rounding.correct(sums, reinterpret_cast<float*>(corrections) + column);
+                    }
                 }
             }
         }
@@ -144,71 +164,100 @@ void pack_tiles(const Columns& from, int64_t depth, int64_t columns, char* packe
 template <class T>
 constexpr int steps_at_once = Isa::has_wide_sums ? 8 : has_signed_bytes<T> ? 1 : T::maximum > 31 ? 2 : T::maximum > 15 ? 4 : 8;
 
-template <class T, int Count, class Set = Isa>
-void multiply_tile(const Panel<T>& panel, const char* record, int blocks, float* const* results, int64_t rows, bool is_first) {
+// Where a tile's sums are, of so many rows.
+template <int Count>
+struct Sums {
+    float* const* results;
+    int64_t rows;
+    bool are_none;
+
+    LLMRUN_INLINE Float read(int c, int v) const {
+        const int64_t left = rows - v * Isa::lanes;
+        if (are_none || left <= 0) {
+            return Isa::no_floats();
+        }
+        if (left >= Isa::lanes) {
+            return Isa::load_floats(results[c] + v * Isa::lanes);
+        }
+        float some[Isa::lanes] = {};
+        __builtin_memcpy(some, results[c] + v * Isa::lanes, left * sizeof(float));
+        return Isa::load_floats(some);
+    }
+
+    LLMRUN_INLINE void write(int c, int v, Float sum) const {
+        const int64_t left = rows - v * Isa::lanes;
+        if (left >= Isa::lanes) {
+            Isa::store_floats(results[c] + v * Isa::lanes, sum);
+        } else if (left > 0) {
+            float some[Isa::lanes];
+            Isa::store_floats(some, sum);
+            __builtin_memcpy(results[c] + v * Isa::lanes, some, left * sizeof(float));
+        }
+    }
+};
+
+// Calls end(column, vector, products) with what a block's weights have with each column's activations, from `first` on.
+template <class T, int Count, class Set, class Begin, class End>
+LLMRUN_INLINE void multiply_steps(const Panel<T>& panel, int b, const char* record, int first, Begin begin, End end) {
     constexpr int vectors = Isa::vectors, steps = 8 / T::parts;
     constexpr bool is_signed = has_signed_bytes<T>;
     constexpr int at_once = steps < steps_at_once<T> ? steps : steps_at_once<T>;
+    LLMRUN_UNROLL for (int from = first; from < first + steps; from += at_once) {
+        Int products[Count][vectors];
+        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+            LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                products[c][v] = begin(c, v);
+            }
+        }
+        LLMRUN_UNROLL for (int step = from; step < from + at_once; ++step) {
+            Int weights[vectors];
+            LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                weights[v] = Isa::load(panel.bytes[b][step][v]);
+            }
+            LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                const auto activations = Set::step_of(record + 32 * c, step);
+                LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                    products[c][v] = Isa::template dot<is_signed>(products[c][v], weights[v], activations);
+                }
+            }
+        }
+        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+            LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                end(c, v, products[c][v]);
+            }
+        }
+    }
+}
+
+template <class T, int Count, class Set = Isa>
+void multiply_tile(const Panel<T>& panel, const char* record, int blocks, const Sums<Count>& results) {
+    constexpr int vectors = Isa::vectors;
     Float sums[Count][vectors];
-    float some[Isa::lanes];
     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
         LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-            const int64_t left = rows - v * Isa::lanes;
-            if (is_first || left <= 0) {
-                sums[c][v] = Isa::no_floats();
-            } else if (left >= Isa::lanes) {
-                sums[c][v] = Isa::load_floats(results[c] + v * Isa::lanes);
-            } else {
-                __builtin_memset(some, 0, sizeof some);
-                __builtin_memcpy(some, results[c] + v * Isa::lanes, left * sizeof(float));
-                sums[c][v] = Isa::load_floats(some);
-            }
+            sums[c][v] = results.read(c, v);
         }
     }
     for (int b = 0; b < blocks; ++b, record += Count * share<T>) {
         const float* scales = reinterpret_cast<const float*>(record + 32 * Count);
-        LLMRUN_UNROLL for (int part = 0; part < T::parts; ++part) {
-            Int dots[Count][vectors];
-            LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                    dots[c][v] = offset_of<T> ? Isa::every_of(scales + (1 + part) * Count + c) : Isa::none();
-                }
-            }
-            if constexpr (Set::has_matrices) {
-                Set::template multiply_pairs<Count, steps / 2>(panel.bytes[b][0][0][0], record, part * steps / 2, dots);
-            } else {
-                LLMRUN_UNROLL for (int begin = part * steps; begin < (part + 1) * steps; begin += at_once) {
-                    Int products[Count][vectors];
-                    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                            products[c][v] = Isa::begin<is_signed>(dots[c][v]);
-                        }
-                    }
-                    LLMRUN_UNROLL for (int step = begin; step < begin + at_once; ++step) {
-                        Int weights[vectors];
-                        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                            weights[v] = Isa::load(panel.bytes[b][step][v]);
-                        }
-                        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                            const auto activations = Set::step_of(record + 32 * c, step);
-                            LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                                products[c][v] = Isa::dot<is_signed>(products[c][v], weights[v], activations);
-                            }
-                        }
-                    }
-                    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                            dots[c][v] = Isa::end<is_signed>(dots[c][v], products[c][v]);
-                        }
-                    }
-                }
-            }
+        Int dots[Count][vectors];
+        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
             LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-                const Float scale = Isa::load_floats(panel.scale[b][part][v]);
-                LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-                    const Float dot = Isa::times(Isa::to_floats(dots[c][v]), scale);
-                    sums[c][v] = Isa::add_product(dot, Isa::every_float_of(scales + c), sums[c][v]);
-                }
+                dots[c][v] = offset_of<T> ? Isa::every_of(scales + Count + c) : Isa::none();
+            }
+        }
+        if constexpr (Set::has_matrices) {
+            Set::template multiply_pairs<Count, 4>(panel.bytes[b][0][0][0], record, 0, dots);
+        } else {
+            multiply_steps<T, Count, Set>(
+                panel, b, record, 0, [&](int c, int v) { return Isa::begin(dots[c][v]); },
+                [&](int c, int v, Int products) { dots[c][v] = Isa::end(dots[c][v], products); });
+        }
+        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+            const Float scale = Isa::load_floats(panel.scale[b][v]);
+            LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                const Float dot = Isa::times(Isa::to_floats(dots[c][v]), scale);
+                sums[c][v] = Isa::add_product(dot, Isa::every_float_of(scales + c), sums[c][v]);
             }
         }
         if constexpr (T::minima) {
@@ -222,12 +271,86 @@ void multiply_tile(const Panel<T>& panel, const char* record, int blocks, float*
     }
     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
         LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
-            const int64_t left = rows - v * Isa::lanes;
-            if (left >= Isa::lanes) {
-                Isa::store_floats(results[c] + v * Isa::lanes, sums[c][v]);
-            } else if (left > 0) {
-                Isa::store_floats(some, sums[c][v]);
-                __builtin_memcpy(results[c] + v * Isa::lanes, some, left * sizeof(float));
+            results.write(c, v, sums[c][v]);
+        }
+    }
+}
+
+// What a block of 256 has in an element's sum: whole numbers, then its scale (and minimum), then the activations' scale.
+template <class T>
+LLMRUN_INLINE Float add_superblock(Float sum, Int whole, Float scale, Int shares, Float minimum, Float activations) {
+    Float value = Isa::times(Isa::to_floats(whole), scale);
+    if (T::minima) {
+        value = Isa::add_product(Isa::to_floats(shares), minimum, value);
+    }
+    return Isa::add_product(value, activations, sum);
+}
+
+// Takes the bytes' offset off a block's sum.
+template <class T>
+LLMRUN_INLINE Int without_offset(Int whole, Int pairs) {
+    static_assert(offset_of<T> == 0 || offset_of<T> == 32 || offset_of<T> == 128);
+    return Isa::less(whole, Isa::template left<offset_of<T> == 32 ? 5 : 7>(pairs));
+}
+
+template <class T, int Count, class Set = Isa>
+void multiply_supertile(const Panel<T>& panel, const char* record, int blocks, const Sums<Count>& results) {
+    constexpr int vectors = Isa::vectors, steps = 8 / T::parts;
+    for (int i = 0; i < blocks / 8; ++i, record += Count * share<T>) {
+        Int whole[Count][vectors], pairs[Count][vectors];
+        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+            LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                whole[c][v] = Isa::none();
+            }
+        }
+        for (int block = 0; block < 8; ++block) {
+            const char* bytes = record + 32 * Count * block;
+            LLMRUN_UNROLL for (int part = 0; part < T::parts; ++part) {
+                Int factors[vectors];
+                LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                    factors[v] = Isa::load(panel.factors[i][T::parts * block + part][v]);
+                }
+                if constexpr (Set::has_matrices) {
+                    Int dots[Count][vectors];
+                    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                        dots[c][0] = Isa::none();
+                    }
+                    Set::template multiply_pairs<Count, steps / 2>(panel.bytes[8 * i + block][0][0][0], bytes, part * steps / 2, dots);
+                    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                        whole[c][0] = Isa::end_with(whole[c][0], dots[c][0], factors[0]);
+                    }
+                } else {
+                    multiply_steps<T, Count, Set>(
+                        panel, 8 * i + block, bytes, part * steps, [](int, int) { return Isa::none(); },
+                        [&](int c, int v, Int products) { whole[c][v] = Isa::end_with(whole[c][v], products, factors[v]); });
+                }
+            }
+        }
+        const char* scales = record + 256 * Count;
+        if constexpr (T::minima || offset_of<T>) {
+            LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                    pairs[c][v] = Isa::none();
+                }
+            }
+            LLMRUN_UNROLL for (int pair = 0; pair < 4 * T::parts; ++pair) {
+                LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                    const Int sums = Isa::every_of(scales + 4 * Count * (1 + pair) + 4 * c);
+                    LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+                        pairs[c][v] = Isa::add_pairs(pairs[c][v], Isa::load(panel.pairs[i][pair][v]), sums);
+                    }
+                }
+            }
+        }
+        const Sums<Count> before{results.results, results.rows, results.are_none && i == 0};
+        LLMRUN_UNROLL for (int v = 0; v < vectors; ++v) {
+            const Float scale = Isa::load_floats(panel.scale[i][v]), minimum = Isa::load_floats(panel.minimum[T::minima ? i : 0][v]);
+            LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+                if constexpr (!T::minima && offset_of<T>) {
+                    whole[c][v] = without_offset<T>(whole[c][v], pairs[c][v]);
+                }
+                const Float activations = Isa::every_float_of(reinterpret_cast<const float*>(scales) + c);
+                results.write(c, v, add_superblock<T>(before.read(c, v), whole[c][v], scale, pairs[c][v], minimum, activations));
             }
         }
     }
@@ -237,7 +360,12 @@ template <class T, int Count = Isa::columns>
 void multiply_tile_of(int64_t count, const Panel<T>& panel, const char* record, int blocks, float* const* results,
                       int64_t rows, bool is_first) {
     if (count == Count) {
-        multiply_tile<T, Count>(panel, record, blocks, results, rows, is_first);
+        const Sums<Count> sums{results, rows, is_first};
+        if constexpr (has_factors<T>) {
+            multiply_supertile<T, Count>(panel, record, blocks, sums);
+        } else {
+            multiply_tile<T, Count>(panel, record, blocks, sums);
+        }
     } else if constexpr (Count > 1) {
         multiply_tile_of<T, Count - 1>(count, panel, record, blocks, results, rows, is_first);
     }
@@ -248,7 +376,7 @@ void multiply_tiles(const Product& product, int64_t first, int64_t last, char* s
     constexpr int rows_of_panel = Panel<T>::rows;
     Panel<T>* panels = reinterpret_cast<Panel<T>*>(scratch);
     uint8_t* spare = reinterpret_cast<uint8_t*>(scratch + most_panels * sizeof(Panel<T>));
-    const int64_t blocks = product.depth / 32, tiles = tiles_of(product.columns);
+    const int64_t blocks = product.depth / T::block, tiles = tiles_of(product.columns);
     Ahead start{product.weights + first * product.row_bytes, product.weights + last * product.row_bytes};
     start.fetch(static_cast<int>(first_bytes < rows_of_panel * product.row_bytes ? first_bytes : rows_of_panel * product.row_bytes));
     for (int64_t row = first; row < last; row += most_panels * rows_of_panel) {
@@ -264,7 +392,7 @@ void multiply_tiles(const Product& product, int64_t first, int64_t last, char* s
             }
             for (int64_t tile = 0; tile < tiles; ++tile) {
                 const int64_t column = tile * product.columns / tiles, count = (tile + 1) * product.columns / tiles - column;
-                const char* record = product.packed + (column * blocks + begin / 32 * count) * share<T>;
+                const char* record = product.packed + (column * blocks + begin / T::block * count) * share<T>;
                 for (int i = 0; i < n_panels; ++i) {
                     float* results[Isa::columns];
                     for (int64_t c = 0; c < count; ++c) {
@@ -282,7 +410,7 @@ void multiply_tiles(const Product& product, int64_t first, int64_t last, char* s
 
 template <class T>
 int64_t packed_bytes(int64_t depth, int64_t columns) {
-    return columns <= few_columns ? columns * Line<T>::size(depth) : depth / 32 * columns * share<T>;
+    return columns <= few_columns ? columns * Line<T>::size(depth) : depth / T::block * columns * share<T>;
 }
 
 template <class T>
@@ -293,7 +421,7 @@ int64_t scratch_bytes(int64_t depth, int64_t columns) {
 
 template <class T>
 int64_t records(int64_t depth, int64_t columns) {
-    return columns <= few_columns ? columns * records_of_line<T>(depth) : depth / T::block * tiles_of(columns);
+    return columns <= few_columns ? columns * Line<T>::blocks_of(depth) : depth / T::block * tiles_of(columns);
 }
 
 template <class T>
@@ -308,7 +436,7 @@ void pack(const Columns& from, int64_t depth, int64_t columns, char* packed, int
 template <class T>
 void multiply(const Product& product, int64_t first, int64_t last, char* scratch) {
     if (product.columns <= few_columns) {
-        multiply_few<T>(product, first, last, scratch);
+        multiply_few_of<T>(product, first, last, scratch);
     } else {
         multiply_tiles<T>(product, first, last, scratch);
     }

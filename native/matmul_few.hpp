@@ -1,53 +1,65 @@
 // Products of few columns, for which reading the weights takes the time: they are read as they lie in memory, a number of rows
-// at a time. First each 32 weights' integer product, times its scale; then, transposed, what multiply_tile() adds up, in its order:
-// an element is the same among few and among many.
+// at a time. First each block's integer product (of 32 weights, times its scale); then, transposed, what multiply_tile() or
+// multiply_supertile() adds up, in its order: an element is the same among few and among many.
 
 constexpr int64_t few_columns = 4;  // the most: above, tiles are faster
 constexpr int64_t bytes_ahead = 8 << 10;  // that are fetched before they are read: processors stop foreseeing at the end of a page
 
 LLMRUN_INLINE int64_t padded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// A packed column. Behind its last block it begins again, since a vector may hold the end of a row and the beginning of the next.
+LLMRUN_INLINE void fetch_ahead(const uint8_t* weights, int64_t bytes) {
+    LLMRUN_UNROLL for (int64_t i = 0; i < bytes; i += 64) {
+        __builtin_prefetch(weights + bytes_ahead + i, 0, 2);
+    }
+}
+
+// A packed column: bytes, sums of blocks of 256 by vectors, scales, corrections of blocks of 32. Behind the last block of 32 it
+// begins again, since a vector may hold the end of a row and the beginning of the next.
 template <class T>
 struct Line {
+    static constexpr int64_t vector = has_factors<T> ? int64_t{sizeof(Int)} : 0;
     int64_t blocks;
     char* bytes;
 
-    static int64_t size(int64_t depth) { return padded((depth / 32 + Isa::lanes) * share<T>); }
+    static int64_t blocks_of(int64_t depth) { return depth / T::block + (has_factors<T> ? 0 : Isa::lanes); }
+    static int64_t size(int64_t depth) { return padded(blocks_of(depth) * (T::block + vector + 4 + 4)); }
 
     Line() = default;
     Line(const char* packed, int64_t depth, int64_t column)
-        : blocks(depth / 32 + Isa::lanes), bytes(const_cast<char*>(packed) + column * size(depth)) {}
+        : blocks(blocks_of(depth)), bytes(const_cast<char*>(packed) + column * size(depth)) {}
 
-    float* scales() const { return reinterpret_cast<float*>(bytes + 32 * blocks); }
+    char* sums() const { return bytes + T::block * blocks; }  // of both halves, or of blocks of 32: 16 bytes, and of second halves 16
+    float* scales() const { return reinterpret_cast<float*>(sums() + vector * blocks); }
     float* corrections() const { return scales() + blocks; }
 };
 
-template <class T>
-int64_t records_of_line(int64_t depth) {
-    return (depth / 32 + Isa::lanes) / (T::block / 32);
-}
-
 // Not a part of its caller: GCC 12 makes one counter of the places in a loop, and loses what is written there.
 template <class T>
-__attribute__((noinline)) void pack_block(const Rounding<T>& rounding, const float* values, const Line<T>& line, int64_t block) {
-    int sums[2];
-    Isa::quantize(values, rounding.factor, line.bytes + 32 * block, sums);
+__attribute__((noinline)) void pack_block(const float* values, const Line<T>& line, int64_t block) {
+    const Rounding<T> rounding(values);
+    int sums[T::block / 32][2];
+    for (int i = 0; i < T::block / 32; ++i) {
+        Isa::quantize(values + 32 * i, rounding.factor, line.bytes + T::block * block + 32 * i, sums[i]);
+    }
     line.scales()[block] = rounding.scale;
-    rounding.correct(sums, line.corrections() + block, line.blocks);
+    if constexpr (has_factors<T>) {
+        int16_t halves[Line<T>::vector / 2] = {};
+        for (int i = 0; i < 8; ++i) {
+            halves[i] = static_cast<int16_t>(T::parts == 1 ? sums[i][0] + sums[i][1] : sums[i][0]);
+            halves[8 + i] = static_cast<int16_t>(T::parts == 1 ? 0 : sums[i][1]);
+        }
+        __builtin_memcpy(line.sums() + Line<T>::vector * block, halves, sizeof halves);
+    } else {
+        rounding.correct(sums[0], line.corrections() + block);
+    }
 }
 
 template <class T>
 void pack_few(const Columns& from, int64_t depth, char* packed, int64_t first, int64_t last) {
-    constexpr int parts = T::block / 32;
+    const int64_t blocks = Line<T>::blocks_of(depth);
     for (int64_t record = first; record < last; ++record) {
-        const int64_t column = record / records_of_line<T>(depth), i = record % records_of_line<T>(depth);
-        const Line<T> line(packed, depth, column);
-        const float* values = from.at(column) + i % (depth / T::block) * T::block;
-        const Rounding<T> rounding(values);
-        for (int part = 0; part < parts; ++part) {
-            pack_block<T>(rounding, values + 32 * part, line, i * parts + part);
-        }
+        const int64_t column = record / blocks, i = record % blocks;
+        pack_block<T>(from.at(column) + i % (depth / T::block) * T::block, Line<T>(packed, depth, column), i);
     }
 }
 
@@ -59,41 +71,35 @@ struct Terms {
 
     static int64_t stride_of(int64_t depth) { return Isa::lanes * (depth / 32 + 1); }
     static int64_t size(int64_t depth, int64_t columns) {
-        return padded((columns * T::parts + T::minima) * stride_of(depth) * int64_t{sizeof(float)});
+        return padded((columns + T::minima) * stride_of(depth) * int64_t{sizeof(float)});
     }
 
     Terms(char* scratch, int64_t depth) : stride(stride_of(depth)), first(reinterpret_cast<float*>(scratch)) {}
 
     float* minima() const { return first; }
-    float* products(int64_t column) const { return first + (T::minima + column * T::parts) * stride; }
+    float* products(int64_t column) const { return first + (T::minima + column) * stride; }
 };
 
 template <class T>
-constexpr int64_t run_bytes = Isa::lanes / (T::block / 32) * T::bytes;
+constexpr int64_t run_bytes = Isa::lanes * T::bytes;
 
-template <class T>
-int64_t few_scratch_bytes(int64_t depth, int64_t columns) {
-    return Terms<T>::size(depth, columns) + padded(run_bytes<T>);
-}
-
-template <class T>
-LLMRUN_INLINE void multiply_run(const Unpacked<T::parts>& weights, const Line<T>& line, int64_t block, float* products, int64_t stride) {
+template <class T, int Count>
+LLMRUN_INLINE void multiply_run(const Unpacked& weights, const Line<T>* lines, int64_t block, const Terms<T>& terms, int64_t at) {
     constexpr bool is_signed = has_signed_bytes<T>;
-    const char* activations = line.bytes + 32 * block;
-    Int dots[8], sums[2];
+    Int dots[Count][8], sums[2];
     LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-        const Int some = Isa::load_any(activations + 32 * i * blocks_of_vector);
-        dots[i] = Isa::end<is_signed>(Isa::none(), Isa::dot<is_signed>(Isa::begin<is_signed>(Isa::none()), weights.bytes[i], some));
-    }
-    Isa::sums_of_halves(dots, sums);
-    if (T::parts == 1) {
-        sums[0] = Isa::plus(sums[0], sums[1]);
-    }
-    LLMRUN_UNROLL for (int part = 0; part < T::parts; ++part) {
-        if (offset_of<T>) {
-            sums[part] = Isa::plus(sums[part], Isa::load_any(line.corrections() + part * line.blocks + block));
+        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+            const Int activations = Isa::load_any(lines[c].bytes + 32 * (block + i * blocks_of_vector));
+            dots[c][i] = Isa::end(Isa::none(), Isa::template dot<is_signed>(Isa::begin(Isa::none()), weights.bytes[i], activations));
         }
-        Isa::store_floats(products + part * stride, Isa::times(Isa::to_floats(sums[part]), weights.scale[part]));
+    }
+    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+        Isa::sums_of_halves(dots[c], sums);
+        sums[0] = Isa::plus(sums[0], sums[1]);
+        if (offset_of<T>) {
+            sums[0] = Isa::plus(sums[0], Isa::load_any(lines[c].corrections() + block));
+        }
+        Isa::store_floats(terms.products(c) + at, Isa::times(Isa::to_floats(sums[0]), weights.scale));
     }
 }
 
@@ -107,20 +113,13 @@ LLMRUN_INLINE void read_terms(const float* from, int64_t blocks, Float* to) {
 
 // Adds what one column has in `count` blocks.
 template <class T, int Count>
-LLMRUN_INLINE Float add_blocks(Float sum, const float* products, int64_t stride, int64_t blocks, const Float* minima, const float* scales,
+LLMRUN_INLINE Float add_blocks(Float sum, const float* products, int64_t blocks, const Float* minima, const float* scales,
                                const float* totals, int64_t count = Count) {
-    Float first[Isa::lanes], second[Isa::lanes];
-    read_terms(products, blocks, first);
-    if (T::parts == 2) {
-        read_terms(products + stride, blocks, second);
-    }
+    Float terms[Isa::lanes];
+    read_terms(products, blocks, terms);
     LLMRUN_UNROLL for (int i = 0; i < Count; ++i) {
         if (i < count) {
-            const Float scale = Isa::every_float_of(scales + i);
-            sum = Isa::add_product(first[i], scale, sum);
-            if (T::parts == 2) {
-                sum = Isa::add_product(second[i], scale, sum);
-            }
+            sum = Isa::add_product(terms[i], Isa::every_float_of(scales + i), sum);
             if (T::minima) {
                 sum = Isa::add_product(minima[i], Isa::every_float_of(totals + i), sum);
             }
@@ -145,9 +144,9 @@ void add_terms(const Terms<T>& terms, const Line<T>* lines, const Product& produ
             const float *products = terms.products(column) + begin, *scales = lines[column].scales() + begin;
             const float* totals = lines[column].corrections() + begin;
             if (blocks - begin >= Isa::lanes) {
-                sums[column] = add_blocks<T, Isa::lanes>(sums[column], products, terms.stride, blocks, minima, scales, totals);
+                sums[column] = add_blocks<T, Isa::lanes>(sums[column], products, blocks, minima, scales, totals);
             } else {
-                sums[column] = add_blocks<T, Isa::lanes>(sums[column], products, terms.stride, blocks, minima, scales, totals, blocks - begin);
+                sums[column] = add_blocks<T, Isa::lanes>(sums[column], products, blocks, minima, scales, totals, blocks - begin);
             }
         }
     }
@@ -158,13 +157,13 @@ void add_terms(const Terms<T>& terms, const Line<T>* lines, const Product& produ
     }
 }
 
-template <class T>
+template <class T, int Count>
 void multiply_few(const Product& product, int64_t first, int64_t last, char* scratch) {
     const Terms<T> terms(scratch, product.depth);
-    char* spare = scratch + Terms<T>::size(product.depth, product.columns);
+    char* spare = scratch + Terms<T>::size(product.depth, Count);
     const int64_t blocks = product.depth / 32;
-    Line<T> lines[few_columns];
-    for (int64_t column = 0; column < product.columns; ++column) {
+    Line<T> lines[Count];
+    for (int64_t column = 0; column < Count; ++column) {
         lines[column] = Line<T>(product.packed, product.depth, column);
     }
     for (int64_t row = first; row < last; row += Isa::lanes) {
@@ -178,21 +177,136 @@ void multiply_few(const Product& product, int64_t first, int64_t last, char* scr
                 __builtin_memcpy(spare, run.first, static_cast<size_t>(bytes - done));
                 run.first = reinterpret_cast<const uint8_t*>(spare);
             }
-            LLMRUN_UNROLL for (int64_t i = 0; i < run_bytes<T>; i += 64) {
-                __builtin_prefetch(weights + done + bytes_ahead + i, 0, 2);
-            }
-            Unpacked<T::parts> unpacked;
+            fetch_ahead(weights + done, run_bytes<T>);
+            Unpacked unpacked;
             T::unpack(run, unpacked);
             if constexpr (T::minima) {
                 Isa::store_floats(terms.minima() + at, unpacked.minimum);
             }
-            for (int64_t column = 0; column < product.columns; ++column) {
-                multiply_run<T>(unpacked, lines[column], block, terms.products(column) + at, terms.stride);
-            }
+            multiply_run<T, Count>(unpacked, lines, block, terms, at);
             for (block += Isa::lanes; block >= blocks;) {
                 block -= blocks;
             }
         }
         add_terms<T>(terms, lines, product, row, count);
+    }
+}
+
+// The scratch of multiply_few_superblocks(): for each block of 256, the halves of its scale and minimum in every row, and four
+// numbers of every row, which make its sum, of each column; then those of the minimum's shares.
+template <class T>
+struct Fours {
+    static constexpr int64_t all = Isa::lanes * 16;  // bytes of every row's four
+    static constexpr int64_t heads = Isa::lanes * 4;
+    int64_t columns;
+    char* first;
+
+    static int64_t block_bytes(int64_t columns) { return heads + columns * all * (1 + T::minima); }
+    static int64_t size(int64_t depth, int64_t columns) { return padded(depth / 256 * block_bytes(columns)); }
+
+    char* head(int64_t block) const { return first + block * block_bytes(columns); }
+    char* sums(int64_t block, int64_t column) const { return head(block) + heads + column * all; }
+    char* shares(int64_t block, int64_t column) const { return sums(block, columns + column); }
+
+    // Where a row's four are, so that Isa::sum_fours() gives the rows in their order.
+    static int64_t place(int64_t row) { return (row % 4 * (Isa::lanes / 4) + row / 4) * 16; }
+};
+
+template <class T, int Count>
+LLMRUN_INLINE void multiply_superblock(const Superblock& weights, const Line<T>* lines, int64_t block, const Fours<T>& fours, int64_t place) {
+    constexpr bool is_signed = has_signed_bytes<T>;
+    Int whole[Count];
+    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+        whole[c] = Isa::none();
+    }
+    LLMRUN_UNROLL for (int i = 0; i < 8 / blocks_of_vector; ++i) {
+        const Int factors = Isa::factors_of(weights.factors, i);
+        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+            const Int activations = Isa::load_any(lines[c].bytes + 256 * block + i * int64_t{sizeof(Int)});
+            whole[c] = Isa::template add_with<is_signed, (T::maximum < 64)>(whole[c], weights.bytes[i], activations, factors);
+        }
+    }
+    LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
+        const char* sums = lines[c].sums() + Line<T>::vector * block;
+        if constexpr (T::minima) {
+            Isa::store_four(fours.shares(block, c) + place, Isa::products_of_pairs(weights.shares, Isa::load_eight(sums)));
+        } else if constexpr (offset_of<T>) {
+            whole[c] = without_offset<T>(whole[c], Isa::add_pairs(Isa::none(), weights.factors, Isa::load_any(sums)));
+        }
+        Isa::store_four(fours.sums(block, c) + place, Isa::fours(whole[c]));
+    }
+}
+
+LLMRUN_INLINE Int sum_of_rows(const char* fours) {
+    Int x[4];
+    LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+        x[i] = Isa::load_any(fours + i * int64_t{sizeof(Int)});
+    }
+    return Isa::sum_fours(x);
+}
+
+// Adds up a vector's rows.
+template <class T>
+void add_fours(const Fours<T>& fours, const Line<T>* lines, const Product& product, int64_t row, int64_t count) {
+    Float sums[few_columns];
+    for (int64_t column = 0; column < product.columns; ++column) {
+        sums[column] = Isa::no_floats();
+    }
+    for (int64_t block = 0; block < product.depth / 256; ++block) {
+        const Int head = Isa::load_any(fours.head(block));
+        const Float scale = Isa::half(head), minimum = Isa::minus(Isa::no_floats(), Isa::half(Isa::template right<16>(head)));
+        for (int64_t column = 0; column < product.columns; ++column) {
+            const Int whole = sum_of_rows(fours.sums(block, column));
+            const Int shares = T::minima ? sum_of_rows(fours.shares(block, column)) : Isa::none();
+            const Float activations = Isa::every_float_of(lines[column].scales() + block);
+            sums[column] = add_superblock<T>(sums[column], whole, scale, shares, minimum, activations);
+        }
+    }
+    for (int64_t column = 0; column < product.columns; ++column) {
+        float all[Isa::lanes];
+        Isa::store_floats(all, sums[column]);
+        __builtin_memcpy(product.results.at(column) + row, all, static_cast<size_t>(count) * sizeof(float));
+    }
+}
+
+template <class T, int Count>
+void multiply_few_superblocks(const Product& product, int64_t first, int64_t last, char* scratch) {
+    const Fours<T> fours{Count, scratch};
+    Line<T> lines[Count];
+    for (int64_t column = 0; column < Count; ++column) {
+        lines[column] = Line<T>(product.packed, product.depth, column);
+    }
+    for (int64_t row = first; row < last; row += Isa::lanes) {
+        const int64_t count = last - row < Isa::lanes ? last - row : Isa::lanes;
+        const uint8_t* weights = product.weights + row * product.row_bytes;
+        for (int64_t i = 0; i < count; ++i) {
+            const int64_t place = Fours<T>::place(i);
+            for (int64_t block = 0; block < product.depth / 256; ++block, weights += T::bytes) {
+                fetch_ahead(weights, T::bytes);
+                Superblock unpacked;
+                T::unpack(weights, unpacked);
+                __builtin_memcpy(fours.head(block) + 4 * i, weights + T::scale_at, T::minima ? 4 : 2);
+                multiply_superblock<T, Count>(unpacked, lines, block, fours, place);
+            }
+        }
+        add_fours<T>(fours, lines, product, row, count);
+    }
+}
+
+template <class T>
+int64_t few_scratch_bytes(int64_t depth, int64_t columns) {
+    return has_factors<T> ? Fours<T>::size(depth, columns) : Terms<T>::size(depth, columns) + padded(run_bytes<T>);
+}
+
+template <class T, int Count = few_columns>
+void multiply_few_of(const Product& product, int64_t first, int64_t last, char* scratch) {
+    if (product.columns == Count) {
+        if constexpr (has_factors<T>) {
+            multiply_few_superblocks<T, Count>(product, first, last, scratch);
+        } else {
+            multiply_few<T, Count>(product, first, last, scratch);
+        }
+    } else if constexpr (Count > 1) {
+        multiply_few_of<T, Count - 1>(product, first, last, scratch);
     }
 }

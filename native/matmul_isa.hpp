@@ -15,15 +15,6 @@ namespace {
 
 // The 4 bytes of each lane, for the instruction set `Isa`.
 template <class Isa>
-LLMRUN_INLINE void bytes_to_floats(typename Isa::Int x, typename Isa::Float* floats) {
-    const auto byte = Isa::every(255);
-    floats[0] = Isa::to_floats(Isa::both(x, byte));
-    floats[1] = Isa::to_floats(Isa::both(Isa::template right<8>(x), byte));
-    floats[2] = Isa::to_floats(Isa::both(Isa::template right<16>(x), byte));
-    floats[3] = Isa::to_floats(Isa::template right<24>(x));
-}
-
-template <class Isa>
 LLMRUN_INLINE void signed_bytes_to_floats(typename Isa::Int x, typename Isa::Float* floats) {
     floats[0] = Isa::to_floats(Isa::template right_signed<24>(Isa::template left<24>(x)));
     floats[1] = Isa::to_floats(Isa::template right_signed<24>(Isa::template left<16>(x)));

@@ -3,21 +3,29 @@
 
 using Int = Isa::Int;
 using Float = Isa::Float;
+using Eight = Isa::Eight;
 
-// Of one block of every lane's row, `unpack` makes out[i] of 4 consecutive weights; scales and minima are of 32 / parts weights.
-// A weight is (byte - offset) * scale - minimum.
+// Of one block of every lane's row, `unpack` makes steps of 4 consecutive weights. A weight is (byte - offset) * scale - minimum; in
+// blocks of 256 it is (byte - offset) * factor * scale - share * minimum, with a factor for each 32 / parts weights and a share for
+// each 32: whole numbers, so that a block's sum is exact until it is multiplied by its scale.
 
 struct Sink {
-    uint8_t* bytes;  // [block of 32][step][vector][lane][4]
-    float* scale;    // [block of 32][part][vector][lane]
-    float* minimum;  // [block of 32][vector][lane]
+    uint8_t* bytes;    // [block of 32][step][vector][lane][4]
+    float* scale;      // [vector][lane]
+    float* minimum;    // [vector][lane]
+    int32_t* factors;  // [block of 32][part][vector][lane], as Isa::factor() makes them
+    int32_t* pairs;    // [pair][vector][lane]: what multiplies two sums of activations, a number of 16 bits for each
 
     static constexpr int step = Isa::vectors * Isa::lanes * 4;
     static constexpr int row = Isa::vectors * Isa::lanes;
 
     void put(int block, int index, Int x) const { Isa::store(bytes + (block * 8 + index) * step, x); }
-    void put_scale(int which, Float x) const { Isa::store_floats(scale + which * row, x); }
-    void put_minimum(int block, Float x) const { Isa::store_floats(minimum + block * row, x); }
+    void put_scale(Float x) const { Isa::store_floats(scale, x); }
+    void put_minimum(Float x) const { Isa::store_floats(minimum, Isa::minus(Isa::no_floats(), x)); }
+    void put_factor(int which, Int x) const { Isa::store(factors + which * row, Isa::factor(x)); }
+    void put_pair(int which, Int first, Int second) const {
+        Isa::store(pairs + which * row, Isa::either(Isa::both(first, Isa::every(0xffff)), Isa::left<16>(second)));
+    }
 };
 
 struct Rows {
@@ -39,11 +47,10 @@ struct Rows {
 // Blocks as they follow one another in memory: of as many times 32 weights as a vector has lanes.
 constexpr int blocks_of_vector = Isa::lanes / 8;
 
-// Out of them: 8 vectors of bytes in the order of the weights, and a scale (and minimum) of each 32 / parts weights in a lane.
-template <int Parts>
+// Out of them: 8 vectors of bytes in the order of the weights, and a scale (and minimum) of each 32 weights in a lane.
 struct Unpacked {
     Int bytes[8];
-    Float scale[Parts];
+    Float scale;
     Float minimum;
 };
 
@@ -61,32 +68,32 @@ struct Run {
     LLMRUN_INLINE Int all(int i, int offset) const { return Isa::join(block<Bytes>(i) + offset, block<Bytes>(i) + offset + Bytes); }
     template <int Bytes>
     LLMRUN_INLINE Float halves(int offset) const { return Isa::template halves_at<Bytes>(first + offset); }
-
-    // Of blocks with 256 weights: the one that the i-th vector belongs to.
-    template <int Bytes>
-    LLMRUN_INLINE const uint8_t* superblock(int i) const { return first + i * blocks_of_vector / 8 * Bytes; }
-    // 32 bytes that 64 weights share by nibbles
-    template <int Bytes>
-    LLMRUN_INLINE Int pairs(int i, int offset) const { return Isa::twice(superblock<Bytes>(i) + offset + i * blocks_of_vector % 8 / 2 * 32); }
-    // 32 bytes that all share by bits
-    template <int Bytes>
-    LLMRUN_INLINE Int same(int i, int offset) const { return Isa::twice(superblock<Bytes>(i) + offset); }
-    // 4 bytes of the i-th superblock
-    template <int Bytes>
-    LLMRUN_INLINE uint32_t words(int i, int offset) const {
-        uint32_t word;
-        __builtin_memcpy(&word, first + i * Bytes + offset, sizeof word);
-        return word;
-    }
-    template <int Bytes>
-    LLMRUN_INLINE Float halves_of_superblocks(int offset) const { return Isa::halves_of_eights(first + offset, first + offset + Bytes); }
-    // 16 signed bytes, those of even and of odd places apart
-    template <int Bytes>
-    LLMRUN_INLINE void signed_pairs(int offset, Float* out) const { Isa::signed_pairs(first + offset, first + offset + Bytes, out); }
 };
 
 LLMRUN_INLINE Int low(Int x) { return Isa::both(x, Isa::every(0x0f0f0f0f)); }
 LLMRUN_INLINE Int high(Int x) { return low(Isa::right<4>(x)); }
+
+// A row's block of 256: its bytes in the order of the weights, 8 factors of first and of second parts, and 8 shares of the minimum.
+struct Superblock {
+    Int bytes[8 / blocks_of_vector];
+    Int factors;
+    Eight shares;
+};
+
+// Of the blocks of 32 that the i-th vector has: 32 bytes that two of them share by nibbles
+LLMRUN_INLINE Int halves_of_pairs(const uint8_t* p, int i) {
+    const int block = i * blocks_of_vector;
+    return low(Isa::shift_blocks<4>(Isa::twice(p + block / 2 * 32), block % 2));
+}
+// 32 bytes that all share by bits
+template <int Bits>
+LLMRUN_INLINE Int shifted(const uint8_t* p, int block) { return Isa::shift_blocks<Bits>(Isa::twice(p), block); }
+
+LLMRUN_INLINE uint32_t word(const uint8_t* p) {
+    uint32_t word;
+    __builtin_memcpy(&word, p, sizeof word);
+    return word;
+}
 
 struct Q4_0 {
     static constexpr int type = 2, bytes = 18, block = 32, parts = 1, offset = 8, maximum = 15;
@@ -94,14 +101,14 @@ struct Q4_0 {
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
         Int x[4];
         rows.read(2, x);
-        out.put_scale(0, rows.halves(0));
+        out.put_scale(rows.halves(0));
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
             out.put(0, i, low(x[i]));
             out.put(0, 4 + i, high(x[i]));
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        out.scale[0] = run.halves<bytes>(0);
+    LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
+        out.scale = run.halves<bytes>(0);
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.bytes[i] = run.nibbles<bytes>(i, 2);
         }
@@ -114,15 +121,15 @@ struct Q4_1 {
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
         Int x[4];
         rows.read(4, x);
-        out.put_scale(0, rows.halves(0));
-        out.put_minimum(0, Isa::minus(Isa::no_floats(), rows.halves(2)));
+        out.put_scale(rows.halves(0));
+        out.put_minimum(rows.halves(2));
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
             out.put(0, i, low(x[i]));
             out.put(0, 4 + i, high(x[i]));
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        out.scale[0] = run.halves<bytes>(0);
+    LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
+        out.scale = run.halves<bytes>(0);
         out.minimum = Isa::minus(Isa::no_floats(), run.halves<bytes>(2));
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.bytes[i] = run.nibbles<bytes>(i, 4);
@@ -153,11 +160,11 @@ struct Q5_0 {
     static constexpr int type = 6, bytes = 22, block = 32, parts = 1, offset = 16, maximum = 31;
     static constexpr bool minima = false;
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
-        out.put_scale(0, rows.halves(0));
+        out.put_scale(rows.halves(0));
         unpack_fives(rows, 2, out);
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        out.scale[0] = run.halves<bytes>(0);
+    LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
+        out.scale = run.halves<bytes>(0);
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.bytes[i] = Isa::either(run.nibbles<bytes>(i, 6), run.fifths<bytes>(i, 2));
         }
@@ -168,12 +175,12 @@ struct Q5_1 {
     static constexpr int type = 7, bytes = 24, block = 32, parts = 1, offset = 0, maximum = 31;
     static constexpr bool minima = true;
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
-        out.put_scale(0, rows.halves(0));
-        out.put_minimum(0, Isa::minus(Isa::no_floats(), rows.halves(2)));
+        out.put_scale(rows.halves(0));
+        out.put_minimum(rows.halves(2));
         unpack_fives(rows, 4, out);
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        out.scale[0] = run.halves<bytes>(0);
+    LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
+        out.scale = run.halves<bytes>(0);
         out.minimum = Isa::minus(Isa::no_floats(), run.halves<bytes>(2));
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.bytes[i] = Isa::either(run.nibbles<bytes>(i, 8), run.fifths<bytes>(i, 4));
@@ -189,53 +196,54 @@ struct Q8_0 {
         Int x[8];
         rows.read(2, x);
         rows.read(18, x + 4);
-        out.put_scale(0, rows.halves(0));
+        out.put_scale(rows.halves(0));
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.put(0, i, Isa::differ(x[i], flip));
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
+    LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         const Int flip = Isa::every(Isa::has_wide_bytes ? static_cast<int>(0x80808080) : 0);
-        out.scale[0] = run.halves<bytes>(0);
+        out.scale = run.halves<bytes>(0);
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.bytes[i] = Isa::differ(run.all<bytes>(i, 2), flip);
         }
     }
 };
 
-// The scales and minima of Q4_K and Q5_K, 6 bits each, and the two halves before them.
+// A byte of each lane
+template <int Index>
+LLMRUN_INLINE Int byte_of(Int x) { return Isa::both(Isa::right<8 * Index>(x), Isa::every(255)); }
+template <int Index>
+LLMRUN_INLINE Int signed_byte_of(Int x) { return Isa::right_signed<24>(Isa::left<24 - 8 * Index>(x)); }
+
+// The factors and shares of Q4_K and Q5_K, 6 bits each, and the two halves before them.
 LLMRUN_INLINE void unpack_scales(const Rows& rows, const Sink& out) {
     Int x[4];
     rows.read(0, x);
-    const Float d = Isa::half(x[0]), dmin = Isa::half(Isa::right<16>(x[0]));
+    out.put_scale(Isa::half(x[0]));
+    out.put_minimum(Isa::half(Isa::right<16>(x[0])));
     const Int six = Isa::every(0x3f3f3f3f), top = Isa::every(0x30303030);
-    const Int scales[2] = {Isa::both(x[1], six), Isa::either(low(x[3]), Isa::both(Isa::right<2>(x[1]), top))};
-    const Int minima[2] = {Isa::both(x[2], six), Isa::either(high(x[3]), Isa::both(Isa::right<2>(x[2]), top))};
+    const Int factors[2] = {Isa::both(x[1], six), Isa::either(low(x[3]), Isa::both(Isa::right<2>(x[1]), top))};
+    const Int shares[2] = {Isa::both(x[2], six), Isa::either(high(x[3]), Isa::both(Isa::right<2>(x[2]), top))};
     LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
-        Float scale[4], minimum[4];
-        bytes_to_floats<Isa>(scales[i], scale);
-        bytes_to_floats<Isa>(minima[i], minimum);
-        LLMRUN_UNROLL for (int j = 0; j < 4; ++j) {
-            out.put_scale(4 * i + j, Isa::times(d, scale[j]));
-            out.put_minimum(4 * i + j, Isa::times(dmin, minimum[j]));
-        }
+        out.put_factor(4 * i, byte_of<0>(factors[i]));
+        out.put_factor(4 * i + 1, byte_of<1>(factors[i]));
+        out.put_factor(4 * i + 2, byte_of<2>(factors[i]));
+        out.put_factor(4 * i + 3, byte_of<3>(factors[i]));
+        out.put_pair(2 * i, byte_of<0>(shares[i]), byte_of<1>(shares[i]));
+        out.put_pair(2 * i + 1, byte_of<2>(shares[i]), byte_of<3>(shares[i]));
     }
 }
 
-template <int Bytes>
-LLMRUN_INLINE void unpack_scales(const Run& run, Unpacked<1>& out) {
-    uint64_t scales[Isa::lanes / 8], minima[Isa::lanes / 8];
-    LLMRUN_UNROLL for (int i = 0; i < Isa::lanes / 8; ++i) {
-        const uint64_t a = run.words<Bytes>(i, 4), b = run.words<Bytes>(i, 8), c = run.words<Bytes>(i, 12);
-        scales[i] = (a & 0x3f3f3f3f) | ((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)) << 32;
-        minima[i] = (b & 0x3f3f3f3f) | ((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)) << 32;
-    }
-    out.scale[0] = Isa::times(run.halves_of_superblocks<Bytes>(0), Isa::to_floats(Isa::widen(scales)));
-    out.minimum = Isa::times(run.halves_of_superblocks<Bytes>(2), Isa::to_floats(Isa::widen(minima)));
+LLMRUN_INLINE void unpack_scales(const uint8_t* block, Superblock& out) {
+    const uint64_t a = word(block + 4), b = word(block + 8), c = word(block + 12);
+    const Eight factors = Isa::widened((a & 0x3f3f3f3f) | ((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)) << 32);
+    out.factors = Isa::factors(factors, factors);
+    out.shares = Isa::widened((b & 0x3f3f3f3f) | ((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)) << 32);
 }
 
 struct Q4_K {
-    static constexpr int type = 12, bytes = 144, block = 256, parts = 1, offset = 0, maximum = 15;
+    static constexpr int type = 12, bytes = 144, block = 256, parts = 1, scale_at = 0, offset = 0, maximum = 15;
     static constexpr bool minima = true;
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
         unpack_scales(rows, out);
@@ -248,16 +256,16 @@ struct Q4_K {
             }
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        unpack_scales<bytes>(run, out);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = low(Isa::shift_blocks<4>(run.pairs<bytes>(i, 16), i * blocks_of_vector % 2));
+    LLMRUN_INLINE static void unpack(const uint8_t* block, Superblock& out) {
+        unpack_scales(block, out);
+        LLMRUN_UNROLL for (int i = 0; i < 8 / blocks_of_vector; ++i) {
+            out.bytes[i] = halves_of_pairs(block + 16, i);
         }
     }
 };
 
 struct Q5_K {
-    static constexpr int type = 13, bytes = 176, block = 256, parts = 1, offset = 0, maximum = 31;
+    static constexpr int type = 13, bytes = 176, block = 256, parts = 1, scale_at = 0, offset = 0, maximum = 31;
     static constexpr bool minima = true;
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
         unpack_scales(rows, out);
@@ -276,29 +284,31 @@ struct Q5_K {
             }
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        unpack_scales<bytes>(run, out);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            const int block = i * blocks_of_vector % 8;
-            const Int fifth = Isa::both(Isa::shift_blocks<1>(run.same<bytes>(i, 16), block), Isa::every(0x01010101));
-            out.bytes[i] = Isa::either(low(Isa::shift_blocks<4>(run.pairs<bytes>(i, 48), i * blocks_of_vector % 2)), Isa::left<4>(fifth));
+    LLMRUN_INLINE static void unpack(const uint8_t* block, Superblock& out) {
+        unpack_scales(block, out);
+        LLMRUN_UNROLL for (int i = 0; i < 8 / blocks_of_vector; ++i) {
+            const Int fifth = Isa::both(shifted<1>(block + 16, i * blocks_of_vector), Isa::every(0x01010101));
+            out.bytes[i] = Isa::either(halves_of_pairs(block + 48, i), Isa::left<4>(fifth));
         }
     }
 };
 
 struct Q6_K {
-    static constexpr int type = 14, bytes = 210, block = 256, parts = 2, offset = 32, maximum = 63;
+    static constexpr int type = 14, bytes = 210, block = 256, parts = 2, scale_at = 208, offset = 32, maximum = 63;
     static constexpr bool minima = false;
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
-        const Float d = rows.halves(208);
-        Int scales[4];
-        rows.read(192, scales);
+        out.put_scale(rows.halves(208));
+        Int factors[4];
+        rows.read(192, factors);
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
-            Float scale[4];
-            signed_bytes_to_floats<Isa>(scales[i], scale);
-            LLMRUN_UNROLL for (int j = 0; j < 4; ++j) {
-                out.put_scale(4 * i + j, Isa::times(d, scale[j]));
-            }
+            const Int a = signed_byte_of<0>(factors[i]), b = signed_byte_of<1>(factors[i]);
+            const Int c = signed_byte_of<2>(factors[i]), d = signed_byte_of<3>(factors[i]);
+            out.put_factor(4 * i, a);
+            out.put_factor(4 * i + 1, b);
+            out.put_factor(4 * i + 2, c);
+            out.put_factor(4 * i + 3, d);
+            out.put_pair(2 * i, a, b);
+            out.put_pair(2 * i + 1, c, d);
         }
         const Int top = Isa::every(0x30303030);
         for (int j = 0; j < 4; ++j) {  // 16 of 32 weights, of half the block
@@ -316,17 +326,12 @@ struct Q6_K {
             }
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        const Float d = run.halves_of_superblocks<bytes>(208);
-        Float scales[2];
-        run.signed_pairs<bytes>(192, scales);
-        out.scale[0] = Isa::times(d, scales[0]);
-        out.scale[1] = Isa::times(d, scales[1]);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            const int block = i * blocks_of_vector % 8, half = block / 4, quarter = block % 4;
-            const uint8_t* at = run.superblock<bytes>(i) + 64 * half;
-            const Int nibbles = Isa::load_any(at + quarter % 2 * 32);
-            const Int top = Isa::both(Isa::shift_blocks<2>(Isa::twice(at - 32 * half + 128), quarter), Isa::every(0x03030303));
+    LLMRUN_INLINE static void unpack(const uint8_t* block, Superblock& out) {
+        out.factors = Isa::signed_pairs(block + 192);
+        LLMRUN_UNROLL for (int i = 0; i < 8 / blocks_of_vector; ++i) {
+            const int half = i * blocks_of_vector / 4, quarter = i * blocks_of_vector % 4;
+            const Int nibbles = Isa::load_any(block + 64 * half + quarter % 2 * 32);
+            const Int top = Isa::both(shifted<2>(block + 128 + 32 * half, quarter), Isa::every(0x03030303));
             out.bytes[i] = Isa::either(quarter < 2 ? low(nibbles) : high(nibbles), Isa::left<4>(top));
         }
     }
@@ -344,14 +349,14 @@ struct IQ4_NL {
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
         Int x[4];
         rows.read(2, x);
-        out.put_scale(0, rows.halves(0));
+        out.put_scale(rows.halves(0));
         LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
             out.put(0, i, nonlinear(low(x[i])));
             out.put(0, 4 + i, nonlinear(high(x[i])));
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        out.scale[0] = run.halves<bytes>(0);
+    LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
+        out.scale = run.halves<bytes>(0);
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
             out.bytes[i] = nonlinear(run.nibbles<bytes>(i, 2));
         }
@@ -359,17 +364,22 @@ struct IQ4_NL {
 };
 
 struct IQ4_XS {
-    static constexpr int type = 23, bytes = 136, block = 256, parts = 1, offset = 128, maximum = 255;
+    static constexpr int type = 23, bytes = 136, block = 256, parts = 1, scale_at = 0, offset = 128, maximum = 255;
     static constexpr bool minima = false;
     LLMRUN_INLINE static void unpack(const Rows& rows, const Sink& out) {
         Int head[4];
         rows.read(0, head);
-        const Float d = Isa::half(head[0]);
+        out.put_scale(Isa::half(head[0]));
         Int top = Isa::right<16>(head[0]), bottom = head[1];
         const Int four = Isa::every(15), two = Isa::every(0x30);
+        Int last = Isa::none();
         for (int j = 0; j < 8; ++j) {
-            const Int scale = Isa::either(Isa::both(bottom, four), Isa::both(Isa::left<4>(top), two));
-            out.put_scale(j, Isa::times(d, Isa::minus(Isa::to_floats(scale), Isa::every_float(32.0f))));
+            const Int factor = Isa::plus(Isa::either(Isa::both(bottom, four), Isa::both(Isa::left<4>(top), two)), Isa::every(-32));
+            out.put_factor(j, factor);
+            if (j % 2) {
+                out.put_pair(j / 2, last, factor);
+            }
+            last = factor;
             bottom = Isa::right<4>(bottom);
             top = Isa::right<2>(top);
             Int x[4];
@@ -380,19 +390,16 @@ struct IQ4_XS {
             }
         }
     }
-    LLMRUN_INLINE static void unpack(const Run& run, Unpacked<parts>& out) {
-        uint64_t scales[Isa::lanes / 8];
-        LLMRUN_UNROLL for (int i = 0; i < Isa::lanes / 8; ++i) {
-            const uint64_t bottom = run.words<bytes>(i, 4), top = run.words<bytes>(i, 0) >> 16;
-            scales[i] = 0;
-            LLMRUN_UNROLL for (int block = 0; block < 8; ++block) {
-                scales[i] |= ((bottom >> 4 * block & 15) | (top >> 2 * block & 3) << 4) << 8 * block;
-            }
-        }
-        const Float whole = Isa::to_floats(Isa::widen(scales));
-        out.scale[0] = Isa::times(run.halves_of_superblocks<bytes>(0), Isa::minus(whole, Isa::every_float(32.0f)));
+    LLMRUN_INLINE static void unpack(const uint8_t* block, Superblock& out) {
+        const uint64_t bottom = word(block + 4), top = word(block) >> 16;
+        uint64_t factors = 0;
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            const uint8_t* at = run.superblock<bytes>(i) + 8 + i * blocks_of_vector % 8 * 16;
+            factors |= ((bottom >> 4 * i & 15) | (top >> 2 * i & 3) << 4) << 8 * i;
+        }
+        const Eight shifted = Isa::less(Isa::widened(factors), 32);
+        out.factors = Isa::factors(shifted, shifted);
+        LLMRUN_UNROLL for (int i = 0; i < 8 / blocks_of_vector; ++i) {
+            const uint8_t* at = block + 8 + i * blocks_of_vector * 16;
             out.bytes[i] = nonlinear(Isa::nibbles(at, at + 16));
         }
     }

@@ -47,5 +47,16 @@ LLMRUN_INLINE void store_quantized(__m128i x, __m128i y, char* bytes, int* sums)
     sums[1] = _mm_cvtsi128_si32(b) + _mm_extract_epi32(b, 2) - 16 * 128;
 }
 
+// Eight numbers of 16 bits.
+struct Eights {
+    using Eight = __m128i;
+
+    LLMRUN_INLINE static Eight load_eight(const void* p) { return _mm_loadu_si128(static_cast<const Eight*>(p)); }
+    LLMRUN_INLINE static Eight widened(uint64_t bytes) { return _mm_cvtepu8_epi16(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))); }
+    LLMRUN_INLINE static Eight less(Eight x, int by) { return _mm_sub_epi16(x, _mm_set1_epi16(static_cast<int16_t>(by))); }
+    LLMRUN_INLINE static __m128i products_of_pairs(Eight a, Eight b) { return _mm_madd_epi16(a, b); }
+    LLMRUN_INLINE static void store_four(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
+};
+
 }  // namespace
 }  // namespace llmrun
