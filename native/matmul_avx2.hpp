@@ -1,8 +1,7 @@
 // What the instruction sets with 256 bits have in common: the base of their `Isa`.
 
-struct Avx2 : Eights {
+struct Avx2 {
     static constexpr int lanes = 8;
-    using Eights::less;
     using Int = __m256i;
     using Float = __m256;
 
@@ -68,19 +67,23 @@ struct Avx2 : Eights {
     LLMRUN_INLINE static Int load_any(const void* p) { return _mm256_loadu_si256(static_cast<const Int*>(p)); }
     LLMRUN_INLINE static Int plus(Int a, Int b) { return _mm256_add_epi32(a, b); }
     // A vector holds one block: wider ones hold that of a second place too.
-    LLMRUN_INLINE static Int join(const uint8_t* p, const uint8_t*) { return load_32(p); }
     LLMRUN_INLINE static Int twice(const uint8_t* p) { return load_32(p); }
+    // 16 bytes of each of two blocks
+    template <int Bytes>
+    LLMRUN_INLINE static Int sixteens(const uint8_t* p) { return _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(p)), load_16(p + Bytes), 1); }
     // the 32 nibbles of 16 bytes, the lower ones first
     LLMRUN_INLINE static Int nibbles(const uint8_t* p, const uint8_t*) {
         const Int bytes = _mm256_broadcastsi128_si256(load_16(p));
         return both(_mm256_srlv_epi64(bytes, _mm256_setr_epi64x(0, 0, 4, 4)), every(0x0f0f0f0f));
     }
-    // 32 bits as fifth bits
-    LLMRUN_INLINE static Int fifths(const uint8_t* p, const uint8_t*) {
-        const Int places = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
-        const Int bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201));
-        const Int bits = both(_mm256_shuffle_epi8(every_of(p), places), bit);
-        return both(_mm256_cmpeq_epi8(bits, bit), every(0x10101010));
+    // 16 of 32 bits of each of two blocks as fifth bits
+    template <int Bytes>
+    LLMRUN_INLINE static Int fifths(const uint8_t* p, int half) {
+        const Int bits = _mm256_set_m128i(_mm256_castsi256_si128(every_of(p + Bytes)), _mm256_castsi256_si128(every_of(p)));
+        const Int place = _mm256_set1_epi8(static_cast<char>(2 * half));
+        const Int places = plus(place, _mm256_setr_epi64x(0, 0x0101010101010101, 0, 0x0101010101010101));
+        const Int bit = _mm256_set1_epi64x(static_cast<int64_t>(0x8040201008040201)), found = both(_mm256_shuffle_epi8(bits, places), bit);
+        return both(_mm256_cmpeq_epi8(found, bit), every(0x10101010));
     }
     // block number `first`, shifted right by so many times its number
     template <int Bits>
@@ -106,12 +109,8 @@ struct Avx2 : Eights {
         const Int b = plus(_mm256_unpacklo_epi32(x[2], x[3]), _mm256_unpackhi_epi32(x[2], x[3]));
         return plus(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
     }
-    // the sums of the first and of the last 4 numbers of 8 vectors
-    LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
-        const Int fours[2] = {sum_fours(x), sum_fours(x + 4)};
-        out[0] = _mm256_permute2x128_si256(fours[0], fours[1], 0x20);
-        out[1] = _mm256_permute2x128_si256(fours[0], fours[1], 0x31);
-    }
+    // from lanes that have numbers 0, 2, 4, 6 and 1, 3, 5, 7
+    LLMRUN_INLINE static Int in_order(Int x) { return _mm256_permutevar8x32_epi32(x, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)); }
     LLMRUN_INLINE static void transpose_floats(Float* x) {
         Float y[8];
         LLMRUN_UNROLL for (int i = 0; i < 8; i += 4) {

@@ -1,8 +1,7 @@
 // What the products and the attention have in common with 512 bits: the base of their `Isa`.
 
-struct Avx512 : Eights {
+struct Avx512 {
     static constexpr int lanes = 16;
-    using Eights::less;
     using Int = __m512i;
     using Float = __m512;
 
@@ -67,20 +66,27 @@ struct Avx512 : Eights {
     }
     LLMRUN_INLINE static Int load_any(const void* p) { return _mm512_loadu_si512(p); }
     LLMRUN_INLINE static Int plus(Int a, Int b) { return _mm512_add_epi32(a, b); }
-    // 32 bytes at each place
-    LLMRUN_INLINE static Int join(const uint8_t* p, const uint8_t* q) { return _mm512_inserti64x4(_mm512_castsi256_si512(load_32(p)), load_32(q), 1); }
+    // 32 bytes, for two blocks
     LLMRUN_INLINE static Int twice(const uint8_t* p) { return _mm512_broadcast_i64x4(load_32(p)); }
+    // 16 bytes of each of four blocks
+    template <int Bytes>
+    LLMRUN_INLINE static Int sixteens(const uint8_t* p) {
+        const Int first = _mm512_inserti32x4(_mm512_castsi128_si512(load_16(p)), load_16(p + Bytes), 1);
+        return _mm512_inserti32x4(_mm512_inserti32x4(first, load_16(p + 2 * Bytes), 2), load_16(p + 3 * Bytes), 3);
+    }
     // the 32 nibbles of 16 bytes at each place, the lower ones first
     LLMRUN_INLINE static Int nibbles(const uint8_t* p, const uint8_t* q) {
         const Int bytes = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_broadcastsi128_si256(load_16(p))), _mm256_broadcastsi128_si256(load_16(q)), 1);
         return both(_mm512_srlv_epi64(bytes, _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4)), every(0x0f0f0f0f));
     }
-    // the 32 bits at each place as fifth bits
-    LLMRUN_INLINE static Int fifths(const uint8_t* p, const uint8_t* q) {
-        uint32_t bits[2];
-        __builtin_memcpy(bits, p, 4);
-        __builtin_memcpy(bits + 1, q, 4);
-        return _mm512_maskz_set1_epi8(_mm512_kunpackd(bits[1], bits[0]), 16);
+    // 16 of 32 bits of each of four blocks as fifth bits
+    template <int Bytes>
+    LLMRUN_INLINE static Int fifths(const uint8_t* p, int half) {
+        uint64_t bits = 0;
+        LLMRUN_UNROLL for (int i = 0; i < 4; ++i) {
+            bits |= static_cast<uint64_t>(half_at(p + i * Bytes + 2 * half)) << 16 * i;
+        }
+        return _mm512_maskz_set1_epi8(bits, 16);
     }
     // block number `first` and the next one, shifted right by so many times their numbers
     template <int Bits>
@@ -116,12 +122,9 @@ struct Avx512 : Eights {
         const Int b = plus(_mm512_unpacklo_epi32(x[2], x[3]), _mm512_unpackhi_epi32(x[2], x[3]));
         return plus(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
     }
-    // the sums of the first and of the last 4 numbers of each 8 in 8 vectors, in their order
-    LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
-        const Int fours[2] = {sum_fours(x), sum_fours(x + 4)};
-        const Int order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 16, 24, 17, 25, 18, 26, 19, 27);
-        out[0] = _mm512_permutex2var_epi32(fours[0], order, fours[1]);
-        out[1] = _mm512_permutex2var_epi32(fours[0], plus(order, every(4)), fours[1]);
+    // from lanes that have numbers 0, 4, 8, 12 and 1, 5, 9, 13 and so on
+    LLMRUN_INLINE static Int in_order(Int x) {
+        return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), x);
     }
     LLMRUN_INLINE static void transpose_floats(Float* x) {
         Float y[16];

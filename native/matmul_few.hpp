@@ -13,15 +13,22 @@ LLMRUN_INLINE void fetch_ahead(const uint8_t* weights, int64_t bytes) {
     }
 }
 
-// A packed column: bytes, sums of blocks of 256 by vectors, scales, corrections of blocks of 32. Behind the last block of 32 it
-// begins again, since a vector may hold the end of a row and the beginning of the next.
+// A packed column: bytes, sums of blocks of 256 by vectors, scales, corrections of blocks of 32. The latter have their bytes as Run
+// reads them. Behind the last one it begins again, until a group ends with a row, and as far as a run may reach from there.
 template <class T>
 struct Line {
     static constexpr int64_t vector = has_factors<T> ? int64_t{sizeof(Int)} : 0;
     int64_t blocks;
     char* bytes;
 
-    static int64_t blocks_of(int64_t depth) { return depth / T::block + (has_factors<T> ? 0 : Isa::lanes); }
+    static int64_t period_of(int64_t depth) {
+        int64_t blocks = depth / T::block;
+        while (!has_factors<T> && blocks % blocks_of_group) {
+            blocks += depth / T::block;
+        }
+        return blocks;
+    }
+    static int64_t blocks_of(int64_t depth) { return period_of(depth) + (has_factors<T> ? 0 : Isa::lanes); }
     static int64_t size(int64_t depth) { return padded(blocks_of(depth) * (T::block + vector + 4 + 4)); }
 
     Line() = default;
@@ -38,11 +45,11 @@ template <class T>
 __attribute__((noinline)) void pack_block(const float* values, const Line<T>& line, int64_t block) {
     const Rounding<T> rounding(values);
     int sums[T::block / 32][2];
-    for (int i = 0; i < T::block / 32; ++i) {
-        Isa::quantize(values + 32 * i, rounding.factor, line.bytes + T::block * block + 32 * i, sums[i]);
-    }
     line.scales()[block] = rounding.scale;
     if constexpr (has_factors<T>) {
+        for (int i = 0; i < 8; ++i) {
+            Isa::quantize(values + 32 * i, rounding.factor, line.bytes + 256 * block + 32 * i, sums[i]);
+        }
         int16_t halves[Line<T>::vector / 2] = {};
         for (int i = 0; i < 8; ++i) {
             halves[i] = static_cast<int16_t>(T::parts == 1 ? sums[i][0] + sums[i][1] : sums[i][0]);
@@ -50,6 +57,11 @@ __attribute__((noinline)) void pack_block(const float* values, const Line<T>& li
         }
         __builtin_memcpy(line.sums() + Line<T>::vector * block, halves, sizeof halves);
     } else {
+        char bytes[32];
+        Isa::quantize(values, rounding.factor, bytes, sums[0]);
+        char* half = line.bytes + block / blocks_of_group * blocks_of_group * 32 + block % blocks_of_group * 16;
+        __builtin_memcpy(half, bytes, 16);
+        __builtin_memcpy(half + blocks_of_group * 16, bytes + 16, 16);
         rounding.correct(sums[0], line.corrections() + block);
     }
 }
@@ -86,20 +98,25 @@ constexpr int64_t run_bytes = Isa::lanes * T::bytes;
 template <class T, int Count>
 LLMRUN_INLINE void multiply_run(const Unpacked& weights, const Line<T>* lines, int64_t block, const Terms<T>& terms, int64_t at) {
     constexpr bool is_signed = has_signed_bytes<T>;
-    Int dots[Count][8], sums[2];
-    LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-        LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-            const Int activations = Isa::load_any(lines[c].bytes + 32 * (block + i * blocks_of_vector));
-            dots[c][i] = Isa::end(Isa::none(), Isa::template dot<is_signed>(Isa::begin(Isa::none()), weights.bytes[i], activations));
-        }
-    }
     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
-        Isa::sums_of_halves(dots[c], sums);
-        sums[0] = Isa::plus(sums[0], sums[1]);
-        if (offset_of<T>) {
-            sums[0] = Isa::plus(sums[0], Isa::load_any(lines[c].corrections() + block));
+        Int dots[4];
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            const char* activations = lines[c].bytes + 32 * (block + group * blocks_of_group);
+            const Int first = Isa::load_any(activations), second = Isa::load_any(activations + sizeof(Int));
+            Int products = Isa::template dot<is_signed>(Isa::begin(Isa::none()), weights.bytes[2 * group], first);
+            if (steps_at_once<T> == 1) {
+                const Int sums = Isa::end(Isa::none(), products);
+                products = Isa::template dot<is_signed>(Isa::begin(sums), weights.bytes[2 * group + 1], second);
+                dots[group] = Isa::end(sums, products);
+            } else {
+                dots[group] = Isa::end(Isa::none(), Isa::template dot<is_signed>(products, weights.bytes[2 * group + 1], second));
+            }
         }
-        Isa::store_floats(terms.products(c) + at, Isa::times(Isa::to_floats(sums[0]), weights.scale));
+        Int sums = Isa::in_order(Isa::sum_fours(dots));
+        if (offset_of<T>) {
+            sums = Isa::plus(sums, Isa::load_any(lines[c].corrections() + block));
+        }
+        Isa::store_floats(terms.products(c) + at, Isa::times(Isa::to_floats(sums), weights.scale));
     }
 }
 
@@ -161,7 +178,7 @@ template <class T, int Count>
 void multiply_few(const Product& product, int64_t first, int64_t last, char* scratch) {
     const Terms<T> terms(scratch, product.depth);
     char* spare = scratch + Terms<T>::size(product.depth, Count);
-    const int64_t blocks = product.depth / 32;
+    const int64_t period = Line<T>::period_of(product.depth);
     Line<T> lines[Count];
     for (int64_t column = 0; column < Count; ++column) {
         lines[column] = Line<T>(product.packed, product.depth, column);
@@ -184,8 +201,8 @@ void multiply_few(const Product& product, int64_t first, int64_t last, char* scr
                 Isa::store_floats(terms.minima() + at, unpacked.minimum);
             }
             multiply_run<T, Count>(unpacked, lines, block, terms, at);
-            for (block += Isa::lanes; block >= blocks;) {
-                block -= blocks;
+            for (block += Isa::lanes; block >= period;) {
+                block -= period;
             }
         }
         add_terms<T>(terms, lines, product, row, count);
@@ -229,11 +246,11 @@ LLMRUN_INLINE void multiply_superblock(const Superblock& weights, const Line<T>*
     LLMRUN_UNROLL for (int c = 0; c < Count; ++c) {
         const char* sums = lines[c].sums() + Line<T>::vector * block;
         if constexpr (T::minima) {
-            Isa::store_four(fours.shares(block, c) + place, Isa::products_of_pairs(weights.shares, Isa::load_eight(sums)));
+            store_four(fours.shares(block, c) + place, products_of_pairs(weights.shares, load_eight(sums)));
         } else if constexpr (offset_of<T>) {
             whole[c] = without_offset<T>(whole[c], Isa::add_pairs(Isa::none(), weights.factors, Isa::load_any(sums)));
         }
-        Isa::store_four(fours.sums(block, c) + place, Isa::fours(whole[c]));
+        store_four(fours.sums(block, c) + place, Isa::fours(whole[c]));
     }
 }
 

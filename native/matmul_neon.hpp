@@ -91,20 +91,24 @@ struct Neon {
         }
     }
     // A vector holds one block: wider ones hold that of a second place too.
-    LLMRUN_INLINE static Int join(const uint8_t* p, const uint8_t*) { return load_any(p); }
     LLMRUN_INLINE static Int twice(const uint8_t* p) { return load_any(p); }
+    // 16 bytes of each of two blocks
+    template <int Bytes>
+    LLMRUN_INLINE static Int sixteens(const uint8_t* p) { return {load_register(p), load_register(p + Bytes)}; }
     // the 32 nibbles of 16 bytes, the lower ones first
     LLMRUN_INLINE static Int nibbles(const uint8_t* p, const uint8_t*) {
         const uint8x16_t bytes = vld1q_u8(p);
         return {ints_of(vandq_u8(bytes, vdupq_n_u8(15))), ints_of(vshrq_n_u8(bytes, 4))};
     }
-    // 32 bits as fifth bits
-    LLMRUN_INLINE static Int fifths(const uint8_t* p, const uint8_t*) {
-        const uint8x16_t bytes = bytes_of(every_of(p).a), fifth = vdupq_n_u8(16);
+    // 16 of 32 bits as fifth bits
+    LLMRUN_INLINE static int32x4_t fifths_of(const uint8_t* p, int half) {
         const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201)), first = vcombine_u8(vdup_n_u8(0), vdup_n_u8(1));
-        const uint8x16_t low = vtstq_u8(vqtbl1q_u8(bytes, first), bit), high = vtstq_u8(vqtbl1q_u8(bytes, vaddq_u8(first, vdupq_n_u8(2))), bit);
-        return {ints_of(vandq_u8(low, fifth)), ints_of(vandq_u8(high, fifth))};
+        const uint8x16_t places = vaddq_u8(first, vdupq_n_u8(static_cast<uint8_t>(2 * half)));
+        return ints_of(vandq_u8(vtstq_u8(vqtbl1q_u8(bytes_of(every_of(p).a), places), bit), vdupq_n_u8(16)));
     }
+    // of each of two blocks
+    template <int Bytes>
+    LLMRUN_INLINE static Int fifths(const uint8_t* p, int half) { return {fifths_of(p, half), fifths_of(p + Bytes, half)}; }
     // block number `first`, shifted right by so many times its number
     template <int Bits>
     LLMRUN_INLINE static Int shift_blocks(Int x, int first) {
@@ -123,26 +127,32 @@ struct Neon {
         x = vld1q_lane_u16(at(6), x, 6);
         return from_halves(vld1q_lane_u16(at(7), x, 7));
     }
-    LLMRUN_INLINE static Float halves_of_eights(const uint8_t* p, const uint8_t*) {
-        return from_halves(vld1q_dup_u16(reinterpret_cast<const uint16_t*>(p)));
-    }
     LLMRUN_INLINE static Float widened(int16x8_t x) { return to_floats({vmovl_s16(vget_low_s16(x)), vmovl_high_s16(x)}); }
-    LLMRUN_INLINE static void signed_pairs(const uint8_t* p, const uint8_t*, Float* out) {
-        const int16x8_t x = vreinterpretq_s16_u8(vld1q_u8(p));
-        out[0] = widened(vshrq_n_s16(vshlq_n_s16(x, 8), 8));
-        out[1] = widened(vshrq_n_s16(x, 8));
+    LLMRUN_INLINE static Int less(Int x, Int y) { return {vsubq_s32(x.a, y.a), vsubq_s32(x.b, y.b)}; }
+    LLMRUN_INLINE static Int add_pairs(Int sums, Int x, Int y) {
+        return plus(sums, {products_of_pairs(vreinterpretq_s16_s32(x.a), vreinterpretq_s16_s32(y.a)), products_of_pairs(vreinterpretq_s16_s32(x.b), vreinterpretq_s16_s32(y.b))});
     }
-    // the sums of the first and of the last 4 numbers of 8 vectors
-    LLMRUN_INLINE static void sums_of_halves(const Int* x, Int* out) {
-        int32x4_t first[2], last[2];
-        LLMRUN_UNROLL for (int i = 0; i < 2; ++i) {
-            const Int* y = x + 4 * i;
-            first[i] = vpaddq_s32(vpaddq_s32(y[0].a, y[1].a), vpaddq_s32(y[2].a, y[3].a));
-            last[i] = vpaddq_s32(vpaddq_s32(y[0].b, y[1].b), vpaddq_s32(y[2].b, y[3].b));
-        }
-        out[0] = {first[0], first[1]};
-        out[1] = {last[0], last[1]};
+    // 8 numbers for first and 8 for second halves
+    LLMRUN_INLINE static Int factors(Eight x, Eight y) { return {vreinterpretq_s32_s16(x), vreinterpretq_s32_s16(y)}; }
+    // 16 signed bytes: those of even and of odd places
+    LLMRUN_INLINE static Int signed_pairs(const uint8_t* p) {
+        const Eight x = load_eight(p);
+        return factors(vshrq_n_s16(vshlq_n_s16(x, 8), 8), vshrq_n_s16(x, 8));
     }
+    // those of the i-th vector, in each 16 bits
+    LLMRUN_INLINE static Int factors_of(Int x, int i) {
+        const uint8x16_t places = vreinterpretq_u8_u16(vdupq_n_u16(static_cast<uint16_t>(0x0100 + 0x0202 * i)));
+        return {ints_of(vqtbl1q_u8(bytes_of(x.a), places)), ints_of(vqtbl1q_u8(bytes_of(x.b), places))};
+    }
+    // four numbers with the same sum
+    LLMRUN_INLINE static int32x4_t fours(Int x) { return vaddq_s32(x.a, x.b); }
+    // the sums of two times four numbers in each of 4 vectors
+    LLMRUN_INLINE static Int sum_fours(const Int* x) {
+        return {vpaddq_s32(vpaddq_s32(x[0].a, x[1].a), vpaddq_s32(x[2].a, x[3].a)), vpaddq_s32(vpaddq_s32(x[0].b, x[1].b), vpaddq_s32(x[2].b, x[3].b))};
+    }
+    // from lanes that have numbers 0, 2, 4, 6 and 1, 3, 5, 7
+    LLMRUN_INLINE static Int in_order(Int x) { return {vzip1q_s32(x.a, x.b), vzip2q_s32(x.a, x.b)}; }
+
     LLMRUN_INLINE static void transpose_floats(Float* x) {
         int32x4_t a[8], b[8];
         LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
@@ -167,10 +177,6 @@ struct Neon {
             sums[row] = vadd_f32(vpadd_f32(halved(y[0].a), halved(y[0].b)), vpadd_f32(halved(y[1].a), halved(y[1].b)));
         }
         vst1_f32(out, vpadd_f32(sums[0], sums[1]));
-    }
-    LLMRUN_INLINE static Int widen(const uint64_t* bytes) {
-        const uint16x8_t x = vmovl_u8(vcreate_u8(*bytes));
-        return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(x))), vreinterpretq_s32_u32(vmovl_high_u16(x))};
     }
     // the largest magnitude of 32
     LLMRUN_INLINE static float largest(const float* values) {

@@ -3,7 +3,6 @@
 
 using Int = Isa::Int;
 using Float = Isa::Float;
-using Eight = Isa::Eight;
 
 // Of one block of every lane's row, `unpack` makes steps of 4 consecutive weights. A weight is (byte - offset) * scale - minimum; in
 // blocks of 256 it is (byte - offset) * factor * scale - share * minimum, with a factor for each 32 / parts weights and a share for
@@ -44,10 +43,11 @@ struct Rows {
     }
 };
 
-// Blocks as they follow one another in memory: of as many times 32 weights as a vector has lanes.
-constexpr int blocks_of_vector = Isa::lanes / 8;
+// Blocks of 32 as they follow one another in memory, as many as a vector has lanes. A vector has the first or the second halves of
+// a group of blocks.
+constexpr int blocks_of_group = Isa::lanes / 4;
 
-// Out of them: 8 vectors of bytes in the order of the weights, and a scale (and minimum) of each 32 weights in a lane.
+// Out of them: first and second halves of 4 groups in turns, and a scale (and minimum) of each block in a lane.
 struct Unpacked {
     Int bytes[8];
     Float scale;
@@ -57,21 +57,23 @@ struct Unpacked {
 struct Run {
     const uint8_t* first;
 
-    // Of blocks with `Bytes` bytes and 32 weights: those of the i-th vector.
+    // Of blocks with `Bytes` bytes: 16 of each in a group.
     template <int Bytes>
-    LLMRUN_INLINE const uint8_t* block(int i) const { return first + i * blocks_of_vector * Bytes; }
+    LLMRUN_INLINE Int read(int group, int offset) const { return Isa::template sixteens<Bytes>(first + group * blocks_of_group * Bytes + offset); }
+    // 16 of their 32 bits as fifth bits
     template <int Bytes>
-    LLMRUN_INLINE Int nibbles(int i, int offset) const { return Isa::nibbles(block<Bytes>(i) + offset, block<Bytes>(i) + offset + Bytes); }
-    template <int Bytes>
-    LLMRUN_INLINE Int fifths(int i, int offset) const { return Isa::fifths(block<Bytes>(i) + offset, block<Bytes>(i) + offset + Bytes); }
-    template <int Bytes>
-    LLMRUN_INLINE Int all(int i, int offset) const { return Isa::join(block<Bytes>(i) + offset, block<Bytes>(i) + offset + Bytes); }
+    LLMRUN_INLINE Int fifths(int group, int offset, int half) const {
+        return Isa::template fifths<Bytes>(first + group * blocks_of_group * Bytes + offset, half);
+    }
     template <int Bytes>
     LLMRUN_INLINE Float halves(int offset) const { return Isa::template halves_at<Bytes>(first + offset); }
 };
 
 LLMRUN_INLINE Int low(Int x) { return Isa::both(x, Isa::every(0x0f0f0f0f)); }
 LLMRUN_INLINE Int high(Int x) { return low(Isa::right<4>(x)); }
+
+// How many blocks of 32 in their order a vector has.
+constexpr int blocks_of_vector = Isa::lanes / 8;
 
 // A row's block of 256: its bytes in the order of the weights, 8 factors of first and of second parts, and 8 shares of the minimum.
 struct Superblock {
@@ -109,8 +111,10 @@ struct Q4_0 {
     }
     LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         out.scale = run.halves<bytes>(0);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = run.nibbles<bytes>(i, 2);
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            const Int nibbles = run.read<bytes>(group, 2);
+            out.bytes[2 * group] = low(nibbles);
+            out.bytes[2 * group + 1] = high(nibbles);
         }
     }
 };
@@ -131,8 +135,10 @@ struct Q4_1 {
     LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         out.scale = run.halves<bytes>(0);
         out.minimum = Isa::minus(Isa::no_floats(), run.halves<bytes>(2));
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = run.nibbles<bytes>(i, 4);
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            const Int nibbles = run.read<bytes>(group, 4);
+            out.bytes[2 * group] = low(nibbles);
+            out.bytes[2 * group + 1] = high(nibbles);
         }
     }
 };
@@ -165,8 +171,10 @@ struct Q5_0 {
     }
     LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         out.scale = run.halves<bytes>(0);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = Isa::either(run.nibbles<bytes>(i, 6), run.fifths<bytes>(i, 2));
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            const Int nibbles = run.read<bytes>(group, 6);
+            out.bytes[2 * group] = Isa::either(low(nibbles), run.fifths<bytes>(group, 2, 0));
+            out.bytes[2 * group + 1] = Isa::either(high(nibbles), run.fifths<bytes>(group, 2, 1));
         }
     }
 };
@@ -182,8 +190,10 @@ struct Q5_1 {
     LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         out.scale = run.halves<bytes>(0);
         out.minimum = Isa::minus(Isa::no_floats(), run.halves<bytes>(2));
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = Isa::either(run.nibbles<bytes>(i, 8), run.fifths<bytes>(i, 4));
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            const Int nibbles = run.read<bytes>(group, 8);
+            out.bytes[2 * group] = Isa::either(low(nibbles), run.fifths<bytes>(group, 4, 0));
+            out.bytes[2 * group + 1] = Isa::either(high(nibbles), run.fifths<bytes>(group, 4, 1));
         }
     }
 };
@@ -204,8 +214,9 @@ struct Q8_0 {
     LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         const Int flip = Isa::every(Isa::has_wide_bytes ? static_cast<int>(0x80808080) : 0);
         out.scale = run.halves<bytes>(0);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = Isa::differ(run.all<bytes>(i, 2), flip);
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            out.bytes[2 * group] = Isa::differ(run.read<bytes>(group, 2), flip);
+            out.bytes[2 * group + 1] = Isa::differ(run.read<bytes>(group, 18), flip);
         }
     }
 };
@@ -237,9 +248,9 @@ LLMRUN_INLINE void unpack_scales(const Rows& rows, const Sink& out) {
 
 LLMRUN_INLINE void unpack_scales(const uint8_t* block, Superblock& out) {
     const uint64_t a = word(block + 4), b = word(block + 8), c = word(block + 12);
-    const Eight factors = Isa::widened((a & 0x3f3f3f3f) | ((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)) << 32);
+    const Eight factors = widened((a & 0x3f3f3f3f) | ((c & 0x0f0f0f0f) | (a >> 2 & 0x30303030)) << 32);
     out.factors = Isa::factors(factors, factors);
-    out.shares = Isa::widened((b & 0x3f3f3f3f) | ((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)) << 32);
+    out.shares = widened((b & 0x3f3f3f3f) | ((c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030)) << 32);
 }
 
 struct Q4_K {
@@ -357,8 +368,10 @@ struct IQ4_NL {
     }
     LLMRUN_INLINE static void unpack(const Run& run, Unpacked& out) {
         out.scale = run.halves<bytes>(0);
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            out.bytes[i] = nonlinear(run.nibbles<bytes>(i, 2));
+        LLMRUN_UNROLL for (int group = 0; group < 4; ++group) {
+            const Int nibbles = run.read<bytes>(group, 2);
+            out.bytes[2 * group] = nonlinear(low(nibbles));
+            out.bytes[2 * group + 1] = nonlinear(high(nibbles));
         }
     }
 };
@@ -391,13 +404,15 @@ struct IQ4_XS {
         }
     }
     LLMRUN_INLINE static void unpack(const uint8_t* block, Superblock& out) {
-        const uint64_t bottom = word(block + 4), top = word(block) >> 16;
-        uint64_t factors = 0;
-        LLMRUN_UNROLL for (int i = 0; i < 8; ++i) {
-            factors |= ((bottom >> 4 * i & 15) | (top >> 2 * i & 3) << 4) << 8 * i;
-        }
-        const Eight shifted = Isa::less(Isa::widened(factors), 32);
-        out.factors = Isa::factors(shifted, shifted);
+        uint64_t factors = word(block + 4), top = word(block) >> 16;  // 8 times 4 and 2 bits, which become bytes
+        factors = (factors | factors << 16) & 0x0000ffff0000ffff;
+        factors = (factors | factors << 8) & 0x00ff00ff00ff00ff;
+        factors = (factors | factors << 4) & 0x0f0f0f0f0f0f0f0f;
+        top = (top | top << 24) & 0x000000ff000000ff;
+        top = (top | top << 12) & 0x000f000f000f000f;
+        top = (top | top << 6) & 0x0303030303030303;
+        const Eight eight = less(widened(factors | top << 4), 32);
+        out.factors = Isa::factors(eight, eight);
         LLMRUN_UNROLL for (int i = 0; i < 8 / blocks_of_vector; ++i) {
             const uint8_t* at = block + 8 + i * blocks_of_vector * 16;
             out.bytes[i] = nonlinear(Isa::nibbles(at, at + 16));

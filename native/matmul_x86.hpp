@@ -20,6 +20,7 @@ LLMRUN_INLINE uint16_t half_at(const uint8_t* p) {
 
 LLMRUN_INLINE float from_half(const uint8_t* p) { return _cvtsh_ss(half_at(p)); }
 
+// Each is read where it has its place among the eight.
 template <int Stride>
 LLMRUN_INLINE __m128i eight_halves(const uint8_t* p) {
     __m128i x = _mm_cvtsi32_si128(half_at(p));
@@ -48,15 +49,13 @@ LLMRUN_INLINE void store_quantized(__m128i x, __m128i y, char* bytes, int* sums)
 }
 
 // Eight numbers of 16 bits.
-struct Eights {
-    using Eight = __m128i;
+using Eight = __m128i;
 
-    LLMRUN_INLINE static Eight load_eight(const void* p) { return _mm_loadu_si128(static_cast<const Eight*>(p)); }
-    LLMRUN_INLINE static Eight widened(uint64_t bytes) { return _mm_cvtepu8_epi16(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))); }
-    LLMRUN_INLINE static Eight less(Eight x, int by) { return _mm_sub_epi16(x, _mm_set1_epi16(static_cast<int16_t>(by))); }
-    LLMRUN_INLINE static __m128i products_of_pairs(Eight a, Eight b) { return _mm_madd_epi16(a, b); }
-    LLMRUN_INLINE static void store_four(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
-};
+LLMRUN_INLINE Eight load_eight(const void* p) { return _mm_loadu_si128(static_cast<const Eight*>(p)); }
+LLMRUN_INLINE Eight widened(uint64_t bytes) { return _mm_cvtepu8_epi16(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))); }
+LLMRUN_INLINE Eight less(Eight x, int by) { return _mm_sub_epi16(x, _mm_set1_epi16(static_cast<int16_t>(by))); }
+LLMRUN_INLINE __m128i products_of_pairs(Eight a, Eight b) { return _mm_madd_epi16(a, b); }
+LLMRUN_INLINE void store_four(void* p, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(p), x); }
 
 }  // namespace
 }  // namespace llmrun
