@@ -6,7 +6,7 @@ namespace llmrun::avxvnni {
 
 struct Isa : Avx2 {
     static constexpr const char* name = "AVX-VNNI";
-    static constexpr int vectors = 1, columns = 6;
+    static constexpr int vectors = 2, columns = 6;
     static constexpr bool has_wide_bytes = true, has_wide_sums = true, has_matrices = false;
 
     // Products are added up from begin() on by dot(), which end() adds to what there was.
