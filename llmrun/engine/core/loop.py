@@ -361,7 +361,7 @@ class Engine:
 
     @property
     def _has_drafts_together(self) -> bool:
-        """Whether a batch may hold drafts of one length for all sequences, which streams compute at once, too."""
+        """Whether a batch may hold drafts of one length for all sequences, which take one pass."""
         model = self._draft_model
         return self._drafts and not self._suspects and model is not None and model.drafts_together
 

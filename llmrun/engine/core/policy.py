@@ -38,7 +38,7 @@ class Policy(NamedTuple):
     host_part: int = 4  # copies in host memory may have 1/N of the tokens that the cells can hold
     cheap_cells: int = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
     most_copied: int = 16  # cells for each token of a prefix: prefill takes 40 times as long as a copy, or longer
-    scattered_batches: int = 2  # of free cells of a pool that llama.cpp may skip, to use others
+    scattered_batches: int = 2  # of free cells that llama.cpp may skip where sequences share them, to use others
     most_moved: int = 4096  # cells of a sequence: beyond, steps are mostly attention, which a gap does not slow down
     checkpoint_bytes: int = 512 << 20  # of all checkpoints, where the load has no limit
     checkpoint_batch_bytes: int = 16 << 20  # each that a checkpoint has makes them rarer by a batch of prefill

@@ -177,7 +177,7 @@ def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0, poli
 
 
 def level(shares: list[int], waiting: list[int], policy: Policy = POLICY) -> list[int]:
-    """Reduce the passes over the weights of a batch, for a KV cache with a stream per sequence.
+    """Reduce the passes over the weights of a batch, where each sequence has KV cells of its own.
 
     llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of
     38, 39 and 41 tokens it runs through the model three times before any of them has its first token. So shares are

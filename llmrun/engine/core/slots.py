@@ -72,7 +72,7 @@ class Slots:
         self.saver = states.background_saver(policy.min_saved) if states is not None else None
         self.slots = [Prefix(slot=number) for number in range(context.n_seq_max + context.n_parked)]
         self._copies = [*(prefixes or ())]  # the oldest first
-        self.budget = CellBudget(context.n_cells, has_streams=not context.shares_cells)
+        self.budget = CellBudget(context.n_cells, shares_cells=context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
         self.checkpoints = Checkpoints(context, self._everywhere, policy)
         self._n_releases = 0
