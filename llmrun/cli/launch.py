@@ -126,11 +126,7 @@ def launch(
     if agent is None:
         _list(output, preferences, remote)
         return
-    found = AGENTS.get(agent)
-    if found is None:
-        raise UsageError(
-            f"there is no agent {agent!r}", hint=did_you_mean(agent, [*AGENTS], "llmrun launch lists them")
-        )
+    found = _agent(agent)
     executable = shutil.which(found.executable)
     if executable is None and not show:
         raise UsageError(f"{found.title} is not installed", why=f"no {found.executable} in PATH", hint=found.install)
@@ -146,6 +142,14 @@ def launch(
         assert executable is not None
         status = _run([executable, *settings.arguments, *context.obj], settings.environment)
     raise typer.Exit(status)
+
+
+def _agent(name: str) -> Agent:
+    """Return an agent by its name, or raise UsageError."""
+    if name not in AGENTS:
+        hint = did_you_mean(name, [*AGENTS], "llmrun launch lists them")
+        raise UsageError(f"there is no agent {name!r}", hint=hint)
+    return AGENTS[name]
 
 
 def _list(output: Output, preferences: LoadPreferences, remote: Server | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.states import KVStore, StateKey
 from llmrun.engine.core.steps import ATTENTION_CELLS, ON_DEVICE, ON_PROCESSOR, StepCosts, measure_attention
 from llmrun.engine.core.threads import MachineLoad, ThreadChooser
@@ -88,10 +89,10 @@ class LoadedModel:
             adapts=bool(load.adapters),
             threads=_thread_chooser(load),
             throughput=load.throughput,
-            checkpoint_bytes=load.checkpoint_bytes,
             copy_bytes=load.copy_bytes,
             cell_bytes=load.cell_bytes,
             prefixes=before.prefixes if before is not None else None,
+            policy=POLICY._replace(checkpoint_bytes=load.checkpoint_bytes or POLICY.checkpoint_bytes),
         )
         self.embedder = Embedder(weights, load)
         self._is_shared = load.n_seq_max > 1

@@ -123,17 +123,8 @@ class Preparer:
             raise _not_continued(beginning.text)
         if request.limits.ignores_end and constraint is not None:
             raise UsageError("ignore_eos can't be used here", why="a grammar or a tool call has to end")
-        sampler = SequenceSampler(
-            request.sampling,
-            self._vocabulary,
-            tokens if prompt.media is None else text_only(tokens),
-            constraint,
-            request.remember,
-            request.logprobs,
-            self._end(request, constraint, matcher, n_prompt=len(tokens)),
-            self._vocabulary.ends if request.limits.ignores_end else (),
-            processed_logprobs=request.processed_logprobs,
-        )
+        end = self._end(request, constraint, matcher, n_prompt=len(tokens))
+        sampler = self._sampler(request, tokens if prompt.media is None else text_only(tokens), constraint, end)
         adapters = self.prompts.adapters_for(request.adapters)
         sequence = Sequence(
             generate.request,
@@ -165,6 +156,22 @@ class Preparer:
             return self.prompts.chat_template(request.template).lead
         thinks = request.thinks is not False and (syntax is None or request.tool_choice == "auto")
         return lead_in(reasoning, thinks=thinks, calls=syntax is not None)
+
+    def _sampler(
+        self, request: AnswerRequest, tokens: list[int], constraint: Constraint | None, end: TimelyEnd | None
+    ) -> SequenceSampler:
+        """Return the sampler of an answer to these tokens; arguments as in its constructor."""
+        return SequenceSampler(
+            request.sampling,
+            self._vocabulary,
+            tokens,
+            constraint,
+            request.remember,
+            request.logprobs,
+            end,
+            self._vocabulary.ends if request.limits.ignores_end else (),
+            processed_logprobs=request.processed_logprobs,
+        )
 
     def _drafting(self, request: AnswerRequest, tokens: list[int], *, has_media: bool) -> Drafting | None:
         """Return what drafts the answer's tokens.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import prod
 from typing import NoReturn
 
@@ -345,7 +345,7 @@ class Header(ModelMetadata):
         """Elements of a head that are rotated."""
         return self.model_count("rope.dimension_count") or self.key_length
 
-    @property
+    @cached_property
     def rope_depends_on_window(self) -> bool:
         """Whether the encoding of positions depends on the context window (LongRoPE)."""
         return any(tensor.name.startswith("rope_factors_long") for tensor in self.tensors)
@@ -404,41 +404,45 @@ class Header(ModelMetadata):
         """Return the bytes of KV cache of one token in all layers; an element of f16 has 2.0 bytes."""
         return sum(layer.elements for layer in self.kv_layers) * bytes_per_element
 
-    def cache_bytes(
-        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
-    ) -> float:
+    def n_caches(self, sequences: int) -> int:
+        """Return the number of KV caches of equal size of some sequences: one that they share, or one of each.
+
+        A shared one has the cells of several windows; llama.cpp takes them for one window, and would choose LongRoPE's
+        factors by its size.
+        """
+        return sequences if self.rope_depends_on_window else 1
+
+    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1) -> float:
         """Return the bytes of a KV cache without the recurrent state, as llama_kv_cache_iswa allocates it.
 
         Args:
             n_tokens: of all sequences together.
             ubatch: tokens of a micro-batch, which sliding windows cache beside the windows.
-            sequences: that share the cache.
-            streams: caches of the same size; with more than one, each sequence has its own.
+            sequences: that have room in it.
         """
-        cells = partial(_cells, n_tokens=n_tokens, ubatch=ubatch, sequences=sequences, streams=streams)
-        return sum(layer.elements * cells(layer.window) for layer in self.kv_layers) * bytes_per_element
+        elements = sum(layer.elements * self._cells(layer, n_tokens, ubatch, sequences) for layer in self.kv_layers)
+        return elements * bytes_per_element
 
     def cache_shares(
-        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
+        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1
     ) -> tuple[float, ...]:
         """Return each layer's fraction of a KV cache with recurrent states; arguments as in cache_bytes()."""
         sizes = [0.0] * min(self.n_layers, MAX_LAYERS)
         for layer in self.kv_layers:
-            cells = _cells(layer.window, n_tokens=n_tokens, ubatch=ubatch, sequences=sequences, streams=streams)
-            sizes[layer.layer] += layer.elements * cells * bytes_per_element
+            sizes[layer.layer] += layer.elements * self._cells(layer, n_tokens, ubatch, sequences) * bytes_per_element
         recurrent = recurrent_layers(self)
         for number in recurrent:
             sizes[number] += self.recurrent_bytes / len(recurrent) * sequences
         total = sum(sizes) or 1.0
         return tuple(size / total for size in sizes)
 
-
-def _cells(window: int, *, n_tokens: int, ubatch: int, sequences: int, streams: int) -> int:
-    """Return the cells of a layer's cache; arguments as in Header.cache_bytes()."""
-    if not window:
-        return n_tokens
-    of_each = window * (1 if streams > 1 else sequences) + ubatch
-    return min(n_tokens, streams * -(-of_each // 256) * 256)
+    def _cells(self, layer: KvLayer, n_tokens: int, ubatch: int, sequences: int) -> int:
+        """Return the cells of a layer's caches; arguments as in cache_bytes()."""
+        if not layer.window:
+            return n_tokens
+        n_caches = self.n_caches(sequences)
+        of_each = layer.window * (sequences // n_caches) + ubatch
+        return min(n_tokens, n_caches * -(-of_each // 256) * 256)
 
 
 # ---- split models (`-00001-of-00003.gguf`) ----

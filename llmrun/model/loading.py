@@ -93,24 +93,26 @@ def load(
     preferences = replace(preferences, draft_heads=heads)
     max_drafted = read_speculate(speculate, "speculate")
     settings, adapters = load_settings(), read_adapters(lora, "lora")
-
-    def find(name: str | PathLike[str]) -> tuple[ModelSpec, Path]:
-        located = locate(fspath(name), settings)
-        if located.path is not None:
-            return located.spec, located.path
-        if not pull:
-            raise not_on_disk(fspath(name))
-        from llmrun.models.pull import pull as fetch
-        from llmrun.planning.estimate import choose_files
-
-        return located.spec, fetch(located.spec, settings, on_pull, choose=choose_files)
-
-    spec, path = find(name)
+    find = partial(_find, settings=settings, pull=pull, on_pull=on_pull)
+    spec, path = find(fspath(name))
     drafts = DraftFile.of(*find(draft)) if draft is not None else None
     model = prepare(spec, path, preferences, speculate=max_drafted, draft=drafts, adapters=adapters)
     model.plan = replace(model.plan, notes=tuple(map(errors.rephrase, model.plan.notes)))
     model.start(client.EngineClient(), on_progress)
     return model
+
+
+def _find(name: str, settings: Settings, *, pull: bool, on_pull: Callable[[int, int], None]) -> tuple[ModelSpec, Path]:
+    """Return a model and its file; arguments and exceptions as of load()."""
+    located = locate(name, settings)
+    if located.path is not None:
+        return located.spec, located.path
+    if not pull:
+        raise not_on_disk(name)
+    from llmrun.models.pull import pull as fetch
+    from llmrun.planning.estimate import choose_files
+
+    return located.spec, fetch(located.spec, settings, on_pull, choose=choose_files)
 
 
 def prepare(
@@ -143,10 +145,8 @@ def prepare(
         UsageError: the draft model or an adapter does not go with it.
         NetworkError: a worker can't be used.
     """
-    header = read_header(path)
-    check(header)
-    stored, settings = spec.modelfile, load_settings()
-    preferences, adapters = _with_stored(preferences or LoadPreferences(), adapters, stored, header)
+    header, settings = _readable(path), load_settings()
+    preferences, adapters = _with_stored(preferences or LoadPreferences(), adapters, spec.modelfile, header)
     hardware = _beside(this_machine(preferences.workers), promised, projector)
     measured = measured_before(header, hardware, settings.state_dir)
     preferences = preferences if speculate == AUTO else replace(preferences, n_drafted=speculate)
@@ -156,9 +156,7 @@ def prepare(
     tuned = _tuned(header, hardware, settings, expected) if expected and not preferences.workers else None
     given, (preferences, plan) = preferences, first_that_fits(preferences, tuned, planned)
     if tuned is not None:
-        tuned = replace(tuned, n_ubatch=min(given.n_ubatch or tuned.n_ubatch, preferences.micro_batch))
-        without_flash = scores_fit(header, hardware, plan.load.n_ctx, preferences.micro_batch)
-        plan = _with_tuned(plan, tuned, preferences, given.split_mode, without_flash=without_flash)
+        tuned, plan = _with_tuned(plan, tuned, preferences, given, header, hardware)
     load = plan.load
     keeps_states = keeps_states and settings.states_bytes > 0 and not preferences.workers  # it would cross the network
     load = replace(
@@ -172,11 +170,18 @@ def prepare(
         adapters=adapters,
         draft=load.draft and replace(load.draft, threads=load.threads, cpu_variant=load.cpu_variant, verbose=verbose),
     )
-    plan = replace(plan, load=load, notes=(*plan.notes, *stored.notes))
+    plan = replace(plan, load=load, notes=(*plan.notes, *spec.modelfile.notes))
     drafting = DraftPolicy(header, load, speculate, plan.draft)
     comparisons = Comparisons(header, hardware, load, settings.state_dir)
     load_for = partial(_load_for, plan, preferences, planned)
     return Model(path, spec, header, plan, drafting, comparisons, tuned, draft, load_for)
+
+
+def _readable(path: Path) -> Header:
+    """Return the header of a model that llama.cpp can run; raise BadModelError for any other."""
+    header = read_header(path)
+    check(header)
+    return header
 
 
 def _with_stored(
@@ -223,12 +228,24 @@ def _beside(hardware: Hardware, promised: int, projector: Path | None) -> Hardwa
 
 
 def _with_tuned(
-    plan: Plan, tuned: TunableSettings, preferences: LoadPreferences, split_mode: str, *, without_flash: bool
-) -> Plan:
-    """Return the plan with tuned settings, as far as the preferences leave them open."""
+    plan: Plan,
+    tuned: TunableSettings,
+    preferences: LoadPreferences,
+    given: LoadPreferences,
+    header: Header,
+    hardware: Hardware,
+) -> tuple[TunableSettings, Plan]:
+    """Return the tuned settings that are used, and the plan with them.
+
+    Args:
+        preferences: of the plan, which leave some settings open.
+        given: the user's.
+    """
+    tuned = replace(tuned, n_ubatch=min(given.n_ubatch or tuned.n_ubatch, preferences.micro_batch))
+    without_flash = scores_fit(header, hardware, plan.load.n_ctx, preferences.micro_batch)
     load = tuned.applied_within(plan.load, preferences, without_flash=without_flash)
-    words = tuned.of(load).changes(replace(tuned.of(plan.load), split_mode=split_mode))
-    return replace(plan, load=load, tuned=words)
+    words = tuned.of(load).changes(replace(tuned.of(plan.load), split_mode=given.split_mode))
+    return tuned, replace(plan, load=load, tuned=words)
 
 
 def _load_for(

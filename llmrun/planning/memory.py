@@ -72,7 +72,6 @@ def memory(
     ubatch: int = UBATCH,
     rollback: int = 0,
     heads: bool = False,
-    streams: int = 1,
 ) -> Memory:
     """Return the memory of a model.
 
@@ -84,10 +83,9 @@ def memory(
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
         rollback, heads: as Load.n_rollback and draft_heads.
-        streams: caches of the same size; with more than one, each sequence has its own.
     """
     longest = n_ctx if used is None else min(used, n_ctx)
-    kv = kv_bytes(header, longest, kv_type, sequences=sequences + parked, ubatch=ubatch, streams=streams)
+    kv = kv_bytes(header, longest, kv_type, sequences=sequences + parked, ubatch=ubatch)
     compute = _compute_bytes(header, longest, ubatch)
     if heads:
         kv += header.head_cache_bytes(-(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP, KV_BYTES[kv_type])
@@ -99,9 +97,7 @@ def memory(
         compute=compute + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
-        kv_shares=header.cache_shares(
-            longest, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked, streams=streams
-        ),
+        kv_shares=header.cache_shares(longest, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked),
     )
 
 
@@ -129,11 +125,10 @@ def kv_bytes(
     *,
     sequences: int = 1,
     ubatch: int = UBATCH,
-    streams: int = 1,
 ) -> int:
     """Return the bytes of a KV cache with one recurrent state; 0 for 0 tokens."""
     tokens = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences, streams=streams)
+    cached = header.cache_bytes(tokens, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences)
     return int(cached) + (header.recurrent_bytes if n_ctx else 0)
 
 

@@ -113,10 +113,8 @@ class ResizedHeader(Header):
             return n_bytes + self.draft.head_cache_bytes(1, bytes_per_element)
         return n_bytes + (self.draft.kv_bytes_per_token(bytes_per_element) if self.draft else 0)
 
-    def cache_bytes(
-        self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1, streams: int = 1
-    ) -> float:
-        sizes = {"ubatch": ubatch, "sequences": sequences, "streams": streams}
+    def cache_bytes(self, n_tokens: int, bytes_per_element: float = 2.0, *, ubatch: int, sequences: int = 1) -> float:
+        sizes = {"ubatch": ubatch, "sequences": sequences}
         n_bytes = super().cache_bytes(n_tokens, bytes_per_element, **sizes)
         if self.draft is not None and self.draft.is_heads_only:
             return n_bytes + self.draft.head_cache_bytes(n_tokens, bytes_per_element)

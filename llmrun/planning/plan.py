@@ -344,18 +344,15 @@ class _ContextFit:
     heads: bool = False  # with the model's prediction heads
 
     @property
-    def apart(self) -> int:
-        """Number of KV caches of a whole window: one, or one per sequence.
-
-        llama.cpp takes a shared pool for one window, and would choose LongRoPE's factors by its size.
-        """
-        return self.preferences.parallel if self.header.rope_depends_on_window else 1
+    def n_caches(self) -> int:
+        """Number of KV caches of a whole window: one, or one per sequence."""
+        return self.header.n_caches(self.preferences.parallel)
 
     @property
     def parked(self) -> int:
         """Number of prefixes to cache; none if recurrent, since each state takes its memory even if unused."""
         parallel = self.preferences.parallel
-        if parallel == 1 or self.apart > 1 or self.header.recurrent_bytes:
+        if parallel == 1 or self.n_caches > 1 or self.header.recurrent_bytes:
             return 0
         return min(max(_FEWEST_PARKED, parallel), _SEQUENCE_IDS - parallel)
 
@@ -384,7 +381,6 @@ class _ContextFit:
             ubatch=self.preferences.micro_batch,
             rollback=self.rollback,
             heads=self.heads,
-            streams=self.apart,
         )
 
     def split(self, n_cells: int) -> Split:
@@ -393,12 +389,12 @@ class _ContextFit:
 
     def ram(self, n_ctx: int) -> int:
         """Return the RAM of windows of this size."""
-        return self.split(n_ctx * self.apart).ram
+        return self.split(n_ctx * self.n_caches).ram
 
     def cells(self, n_ctx: int) -> tuple[int, list[str]]:
         """Return the KV cells of all sequences, each of which may fill its window, and notes."""
         full = n_ctx * self.preferences.parallel
-        if self.apart > 1 or full == n_ctx or not self.hardware.memory_total:
+        if self.n_caches > 1 or full == n_ctx or not self.hardware.memory_total:
             return full, []
         free, one = self.hardware.memory_available, self._layers_on_gpus(n_ctx)
 
@@ -460,14 +456,14 @@ class _ContextFit:
         return largest if largest >= SMALLEST_CONTEXT else 0
 
     def _window_of_each(self, room: int, n_ctx: int) -> int:
-        """Return the window with which each of several sequences has a KV stream of its own, if that is enough.
+        """Return the window that each of several sequences can have whole, if that is enough.
 
-        A processor computes attention over the cells of others too where all share a pool. A device hardly notices it,
-        and the state of a model with a sliding window or a recurrent memory is always in a pool.
+        Where they share the cells of fewer windows, a processor computes attention over the cells of others too. A
+        device hardly notices it, and sequences with a sliding window or a recurrent memory always share their cells.
         """
         header, parallel = self.header, self.preferences.parallel
-        is_pool = self.hardware.gpus or self.hardware.workers or header.recurrent_bytes or header.window_bytes
-        if parallel == 1 or self.apart > 1 or is_pool:
+        is_shared = self.hardware.gpus or self.hardware.workers or header.recurrent_bytes or header.window_bytes
+        if parallel == 1 or self.n_caches > 1 or is_shared:
             return n_ctx
         window = self.largest(room, n_ctx * parallel) // parallel // 256 * 256
         return min(n_ctx, window) if window >= min(_ENOUGH_EACH, n_ctx) else n_ctx

@@ -37,8 +37,8 @@ class VariantTime(NamedTuple):
     prefill: float
 
 
-class Compared(NamedTuple):
-    """Comparisons of an idle engine; empty where none was requested, or other work disturbed it."""
+class ComparisonTimes(NamedTuple):
+    """The times of settings that an idle engine compared; none where other work disturbed it, or nothing was requested."""
 
     attention: tuple[AttentionTime, ...] = ()  # flash attention
     variants: tuple[VariantTime, ...] = ()  # those of the processor; of each type, ggml's choice first

@@ -161,7 +161,9 @@ def test_a_window_keeps_only_its_tokens(folder: Path) -> None:
     assert header.cache_bytes(8192, ubatch=512) == (8192 + 1536) * each  # 1000 + 512, rounded up to 256
     assert header.cache_bytes(256, ubatch=512) == 2 * 256 * each
     assert header.cache_bytes(16_384, ubatch=512, sequences=2) == (16_384 + 2560) * each  # twice 1000, and 512
-    assert header.cache_bytes(16_384, ubatch=512, sequences=2, streams=2) == (16_384 + 2 * 1536) * each
+    factors = TensorSpec("rope_factors_long.weight", (16,), 0, 16 * 4)
+    apart = header_of(folder, model("gemma2", **settings, attention__sliding_window=1000), (*TENSORS, factors))
+    assert apart.cache_bytes(16_384, ubatch=512, sequences=2) == (16_384 + 2 * 1536) * each
     assert header.cache_shares(8192, ubatch=512) == (1536 / 9728, 8192 / 9728)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.loop import Engine
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import NO_SALT, Prefix, Salt
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
@@ -48,6 +49,7 @@ class Conversation:
         threads: ThreadChooser | None = None,
         copy_bytes: int = sys.maxsize,
         cell_bytes: int = 0,
+        policy: Policy = POLICY,
         **context: int,
     ) -> None:
         self.context = FakeContext(model, **context)
@@ -62,6 +64,7 @@ class Conversation:
             prefixes=prefixes,
             copy_bytes=copy_bytes,
             cell_bytes=cell_bytes,
+            policy=policy,
         )
         self.events: list[Event] = []
 

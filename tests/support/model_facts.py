@@ -45,6 +45,9 @@ class Facts:
         weights = tuple((rest + self.expert_bytes.get(layer, 0)) / self.weight_bytes for layer in range(self.n_layers))
         return LayerShares((*weights, rest / self.weight_bytes))
 
+    def n_caches(self, sequences: int) -> int:
+        return sequences if self.rope_depends_on_window else 1
+
     def cache_shares(self, n_tokens: int, bytes_per_element: float = 2.0, **sizes: int) -> tuple[float, ...]:
         return (1 / self.n_layers,) * self.n_layers
 

@@ -29,16 +29,16 @@ class CellBudget:
         touched: cells that were ever used, and so have taken memory.
     """
 
-    def __init__(self, n_cells: int, *, has_streams: bool = False) -> None:
+    def __init__(self, n_cells: int, *, shares_cells: bool = True) -> None:
         """Start empty.
 
         Args:
-            has_streams: each slot has cells of its own; else the ones that a slot has left are used again.
+            shares_cells: cells that a slot has left are used again by others; else each has cells of its own.
         """
         self.n_cells = n_cells
         self.used = self.shared = self.touched = 0
-        self._has_streams = has_streams
-        self._longest: dict[int, int] = {}  # with streams, slot -> the most tokens that it ever had
+        self._shares_cells = shares_cells
+        self._longest: dict[int, int] = {}  # where cells are not shared, slot -> the most tokens that it ever had
         self._pieces: dict[int, list[_Piece]] = {}
         self._blocks: dict[int, int] = {}  # block -> its longest piece
         self._numbers = itertools.count()
@@ -69,7 +69,7 @@ class CellBudget:
         last.length += n_tokens
         self._blocks[last.block] = last.length
         self.used += n_tokens
-        if not self._has_streams:
+        if self._shares_cells:
             self.touched = max(self.touched, self.used)
         elif (grown := self.length(slot) - self._longest.get(slot, 0)) > 0:
             self._longest[slot] = self._longest.get(slot, 0) + grown

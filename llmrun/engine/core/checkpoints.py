@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import Checkpoint, Prefix
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
 
-MAX_BYTES = 512 << 20
-_MIN_NEW = 32  # tokens after the last checkpoint that make a planned one worthwhile
-_BATCH_BYTES = 16 << 20  # each that a checkpoint has makes them rarer by a batch: copies must not slow prefill down
-_MOST_ON_DISK = 4  # of one sequence
 _TAIL = 64  # tokens in which a chat template ends the last turn and begins the answer
 
 
@@ -27,11 +24,10 @@ class Checkpoints:
     Args:
         context: with the memory.
         prefixes: returns those whose checkpoints take memory.
-        limit: maximum of their bytes together.
     """
 
-    def __init__(self, context: Context, prefixes: Callable[[], Iterable[Prefix]], limit: int = MAX_BYTES) -> None:
-        self._context, self._prefixes, self._limit = context, prefixes, limit
+    def __init__(self, context: Context, prefixes: Callable[[], Iterable[Prefix]], policy: Policy = POLICY) -> None:
+        self._context, self._prefixes, self._policy = context, prefixes, policy
         self._last_bytes = 0
 
     @property
@@ -42,7 +38,7 @@ class Checkpoints:
     def put(self, prefix: Prefix, checkpoints: Iterable[Checkpoint]) -> None:
         """Replace a prefix's checkpoints, and remove the least useful ones of all beyond the limit."""
         prefix.checkpoints = list(checkpoints)
-        thin_out([each.checkpoints for each in self._prefixes()], self._limit)
+        thin_out([each.checkpoints for each in self._prefixes()], self._policy.checkpoint_bytes)
 
     def plan(self, prefix: Prefix, lengths: Iterable[int], start: int) -> None:
         """Plan checkpoints of a prompt instead of those of the slot's last one.
@@ -52,7 +48,7 @@ class Checkpoints:
             start: tokens that the slot holds.
         """
         if self._context.has_checkpoints:
-            prefix.planned = {length for length in lengths if length >= start + _MIN_NEW}
+            prefix.planned = {length for length in lengths if length >= start + self._policy.min_gap}
 
     def record(self, prefix: Prefix) -> None:
         """Make a checkpoint if one is planned at this length, or enough of the prompt came after the last."""
@@ -63,7 +59,7 @@ class Checkpoints:
         if not is_planned:
             last = prefix.deepest(length) if length < prefix.n_prompt else None
             start = last.length if last is not None else 0
-            interval = self._context.n_batch * (1 + self._last_bytes // _BATCH_BYTES)
+            interval = self._context.n_batch * (1 + self._last_bytes // self._policy.checkpoint_batch_bytes)
             if length >= prefix.n_prompt or length - start < interval:
                 return
         prefix.planned.discard(length)
@@ -105,10 +101,10 @@ def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
             kept[:] = [checkpoint for checkpoint in kept if id(checkpoint.state) != least]
 
 
-def most_useful(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+def most_useful(checkpoints: list[Checkpoint], most: int) -> list[Checkpoint]:
     """Return a few checkpoints of a sequence, for the disk."""
     kept = list(checkpoints)
-    thin_out([kept], _MOST_ON_DISK * max((len(checkpoint.state) for checkpoint in kept), default=0))
+    thin_out([kept], most * max((len(checkpoint.state) for checkpoint in kept), default=0))
     return kept
 
 

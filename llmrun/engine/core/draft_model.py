@@ -13,12 +13,12 @@ from operator import attrgetter
 
 from llmrun._native import BadLogits, Sampler
 from llmrun.engine.core.draft_source import WeightsDrafter
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import DraftSource
 
-_MAX_PREFILL = 128  # tokens per step: the target model waits meanwhile
 _UNSURE = math.log(0.75)  # llama.cpp's p_min
 _MULTIPLE = 4  # rows: see gate.cpp
 
@@ -114,8 +114,9 @@ class DraftModel:
     drafts_together = False
     n_most = None
 
-    def __init__(self, context: Context, n_vocab: int) -> None:
+    def __init__(self, context: Context, n_vocab: int, policy: Policy = POLICY) -> None:
         self.context, self.contexts = context, (context,)
+        self._policy = policy
         self._n_vocab = min(context.vocabulary.n_tokens, n_vocab)
         self._logits = Sampler(context.vocabulary.n_tokens)
         self._slots = [_Slot(number) for number in range(context.n_seq_max)]
@@ -177,7 +178,7 @@ class DraftModel:
         """Decode missing tokens, as many as one step may; return as _decode()."""
         batch: list[Entry] = []
         inputs: list[tuple[ModelDrafter, list[int]]] = []
-        limit = min(_MAX_PREFILL, self.context.n_batch)
+        limit = min(self._policy.draft_prefill, self.context.n_batch)
         for drafter in drafters:
             tokens, drafts = drafter.next_input(limit - len(batch))
             start, number = len(drafter.slot.tokens), drafter.slot.number

@@ -12,17 +12,10 @@ from typing import Protocol
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
 from llmrun.engine.core.draft_source import WeightsDrafter
+from llmrun.engine.core.policy import Policy
 from llmrun.engine.core.steps import ON_PROCESSOR, StepCost, StepCosts, cost_of
 from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import Speculation
-
-_CHEAP_PREFILL = 8  # tokens that a draft model reads in the step that drafts, at hardly more cost
-_MAX_PREFILL = 64  # with more missing tokens, the step only prefills
-_MIN_GAIN = 1.1  # expected of drafts together, as in gate.cpp
-_STEPS_A_LENGTH = 2  # steps that several answers take with drafts of one length before they try a longer one
-_MOST_REFUSED = 8  # consecutive steps in which the model's drafts don't pay, after which it rests
-_REST, _LONGEST_REST = 64, 512  # tokens without it, more each time
-_WARM_UP = 16  # tokens after a rest whose hidden states the heads see before they draft
 
 
 class Drafter(Protocol):
@@ -84,7 +77,8 @@ class Drafting:
         self._share: float | None = None  # of what the planned step costs for drafts together with others'
         self.n_together = 0  # steps with plan_together()
         self._n_refused = 0  # consecutive steps in which the model's drafts did not pay
-        self._rest, self._rests_until = _REST, 0  # the next rest, and the length with which the last one ends
+        self._rest = self.policy.draft_rest  # the next rest, ...
+        self._rests_until = 0  # ... and the length with which the last one ends
         self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
     def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
@@ -143,6 +137,11 @@ class Drafting:
         return self._gate.credit(Gate.MODEL, step)
 
     @property
+    def policy(self) -> Policy:
+        """The policy of the engine."""
+        return self._costs.policy
+
+    @property
     def widest(self) -> int:
         """Rows of the widest step whose cost is known."""
         return self._table[-1][0]
@@ -190,16 +189,17 @@ class Drafting:
     @property
     def can_ask_model(self) -> bool:
         """Whether the model does not rest, nor has just rested: heads that were left out have lost the text."""
-        return not self._rests_until or len(self._drafter) >= self._rests_until + _WARM_UP
+        return not self._rests_until or len(self._drafter) >= self._rests_until + self.policy.draft_warm_up
 
     def _note_use(self, *, is_used: bool) -> None:
         """Count consecutive steps without a draft by the model; it rests after several."""
+        policy = self.policy
         self._n_refused = 0 if is_used else self._n_refused + 1
         if is_used:
-            self._rest = _REST
-        if self._n_refused >= _MOST_REFUSED:
+            self._rest = policy.draft_rest
+        if self._n_refused >= policy.draft_refusals:
             self._n_refused, self._rests_until = 0, len(self._drafter) + self._rest
-            self._rest = min(2 * self._rest, _LONGEST_REST)
+            self._rest = min(2 * self._rest, 8 * policy.draft_rest)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
         """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
@@ -273,10 +273,10 @@ class Drafting:
         limit = limit if model.n_most is None else min(limit, model.n_most)
         if not self.can_ask_model:
             return None
-        missing = model.count_missing()
-        if missing is None or (missing > _CHEAP_PREFILL and not self._gate.is_worth_prefill(missing, self._step)):
+        missing, policy = model.count_missing(), self.policy
+        if missing is None or (missing > policy.few_tokens and not self._gate.is_worth_prefill(missing, self._step)):
             return None
-        if missing > _MAX_PREFILL:
+        if missing > policy.wide_batch:  # the step only prefills
             return 0
         by_model = self._gate.choose(Gate.MODEL, limit, self._step)
         if not by_model.waits:
@@ -299,12 +299,12 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int) 
     limit = min(limit, first.speculation.most)
     if not first.speculation.only_if_it_pays:
         return limit, 0.0
-    limit = min(limit, 1 + min(draft.n_together for draft in drafting) // _STEPS_A_LENGTH)
+    limit = min(limit, 1 + min(draft.n_together for draft in drafting) // first.policy.draft_trials)
     if not first.speculation.draft_cost:
         return 0, 0.0
     plain, step = first.cost(n_sequences), StepShape(n_sequences, n_sequences)
     most_cost = plain + sum(draft.credit(step) for draft in drafting)
-    best, best_rate, share = 0, _MIN_GAIN * n_sequences / plain, 0.0
+    best, best_rate, share = 0, first.policy.draft_gain * n_sequences / plain, 0.0
     for length in range(1, limit + 1):
         width = n_sequences + n * length
         if width > first.widest:

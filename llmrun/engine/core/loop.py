@@ -17,20 +17,12 @@ from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.metrics import PrefillRate
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.sampler import sample_rows
-from llmrun.engine.core.scheduler import (
-    CANDIDATES,
-    MAX_PASSED,
-    PIECE,
-    ExclusiveScheduler,
-    level,
-    mixed_tokens,
-    next_admission,
-    schedule,
-)
+from llmrun.engine.core.scheduler import ExclusiveScheduler, level, mixed_tokens, next_admission, schedule
 from llmrun.engine.core.sequence import Sequence, SequenceError
 from llmrun.engine.core.slots import Slots
-from llmrun.engine.core.threads import WIDE_BATCH, ThreadChooser
+from llmrun.engine.core.threads import ThreadChooser
 from llmrun.engine.llama.base import MAX_RUN, Aborted, CacheFull, Context, RunLimit, RunSteps
 from llmrun.errors import ContextOverflowError, LlmrunError, UsageError, as_llmrun_error
 from llmrun.protocol.messages import Event, Failed, Finished, PrefillProgress
@@ -40,8 +32,6 @@ if TYPE_CHECKING:
     from llmrun.engine.core.prefix import Prefix
     from llmrun.engine.core.states import KVStore
 
-_BATCH_SECONDS = 0.5  # of a prompt's piece on a device ...
-_SMALL_BATCH = 512  # ... which has at least so many tokens
 _age, _slot = attrgetter("number"), attrgetter("slot")
 
 
@@ -55,9 +45,9 @@ class Engine:
         threads: chooses those of decode steps; by default, the context's stay.
         throughput: as in loading.Load.
         adapts: requests may choose adapters.
-        checkpoint_bytes: limit of all checkpoints; 0 is the default.
         copy_bytes, cell_bytes: as in loading.Load.
         prefixes: prefixes() of the previous engine with these weights.
+        policy: the numbers by which it and its parts decide.
     """
 
     def __init__(
@@ -70,22 +60,24 @@ class Engine:
         threads: ThreadChooser | None = None,
         throughput: bool = False,
         adapts: bool = False,
-        checkpoint_bytes: int = 0,
         copy_bytes: int = sys.maxsize,
         cell_bytes: int = 0,
         prefixes: list[Prefix] | None = None,
+        policy: Policy = POLICY,
     ) -> None:
         self.can_draft = context.max_draft > 0  # drafts can be verified with this context
         self._throughput = throughput
+        self._policy = policy._replace(candidates=1) if throughput else policy
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model, self._threads = context, draft_model, threads
         self._contexts = [context, *(draft_model.contexts if draft_model is not None else ())]
-        self._exclusive = ExclusiveScheduler(context) if adapts else None
+        self._exclusive = ExclusiveScheduler(context, self._policy) if adapts else None
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
-        self._rate, self._n_batches = PrefillRate(), 0
-        limits = {"checkpoint_bytes": checkpoint_bytes, "copy_bytes": copy_bytes, "cell_bytes": cell_bytes}
-        self._slots = Slots(context, states, self._rate, prefixes, **limits)
+        self._rate, self._n_batches = PrefillRate(self._policy), 0
+        self._slots = Slots(
+            context, states, self._rate, prefixes, self._policy, copy_bytes=copy_bytes, cell_bytes=cell_bytes
+        )
         self.prefixes, self.read_ahead = self._slots.prefixes, self._slots.read_ahead
         self.offload, self.save_parked = self._slots.offload, self._slots.save_parked
         self._numbers = itertools.count()
@@ -207,8 +199,9 @@ class Engine:
         if threads is None:
             return
         threads.update()
-        n_tokens = len(self._active) if batch is None else len(batch) if isinstance(batch, list) else WIDE_BATCH
-        self._has_all_threads = n_tokens >= WIDE_BATCH or (n_tokens == 1 and self._has_to_repeat(self._active[0]))
+        wide = self._policy.wide_batch
+        n_tokens = len(self._active) if batch is None else len(batch) if isinstance(batch, list) else wide
+        self._has_all_threads = n_tokens >= wide or (n_tokens == 1 and self._has_to_repeat(self._active[0]))
         for context in self._contexts:
             context.limit_threads(threads.most if self._has_all_threads else threads.n_threads)
 
@@ -262,8 +255,7 @@ class Engine:
     def _next_admission(self) -> Sequence | None:
         if not self._waiting or (self._active and (self._admission_paused or self._suspects)):
             return None
-        n_candidates = 1 if self._throughput else CANDIDATES
-        chosen, pauses = next_admission(self._waiting, self._active, self._slots, self._context, n_candidates)
+        chosen, pauses = next_admission(self._waiting, self._active, self._slots, self._context, self._policy)
         self._admission_paused |= pauses
         return chosen
 
@@ -275,7 +267,7 @@ class Engine:
         self._slots.truncate(sequence.slot, 0)
         self._slots.release(sequence.slot)
         insort(self._waiting, sequence, key=_age)
-        sequence.passed = MAX_PASSED
+        sequence.passed = self._policy.candidates
         self._admission_paused = True
 
     def _remove(self, sequence: Sequence) -> None:
@@ -315,9 +307,9 @@ class Engine:
             n_waiting = sum(waiting)
             all_decode = n_waiting == len(waiting) <= n_batch  # a shortcut
             mixed = 0 if all_decode else self._n_mixed(waiting)
-            shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches)
+            shares = waiting if all_decode else schedule(waiting, n_batch, mixed, self._n_batches, self._policy)
             if self._context.splits_batches and not all_decode:
-                shares = level(shares, waiting)
+                shares = level(shares, waiting, self._policy)
             if self._slots.make_room(sum(shares)) or len(self._active) == 1:
                 break
             self._preempt()
@@ -342,15 +334,15 @@ class Engine:
         n_batch = self._context.n_batch
         if not self._context.on_device:
             return n_batch
-        return min(n_batch, max(_SMALL_BATCH, self._rate.tokens_within(_BATCH_SECONDS)))
+        return min(n_batch, max(self._policy.device_tokens, self._rate.tokens_within(self._policy.device_seconds)))
 
     def _n_mixed(self, waiting: list[int]) -> int:
         """Return the maximum size of a batch in which some sequences decode and some prefill."""
         if self._throughput:
             return self._context.n_batch
-        context = self._context
-        worthwhile = PIECE + len(self._active) if context.splits_batches else 0
-        return mixed_tokens(self._rate, waiting, worthwhile, on_device=context.on_device)
+        context, policy = self._context, self._policy
+        worthwhile = policy.piece + len(self._active) if context.splits_batches else 0
+        return mixed_tokens(self._rate, waiting, worthwhile, on_device=context.on_device, policy=policy)
 
     def _can_run(self) -> bool:
         """Return whether all sequences decode, past their planned checkpoints, and their last tokens can be cut."""
@@ -369,7 +361,7 @@ class Engine:
 
     @property
     def _has_drafts_together(self) -> bool:
-        """Whether a batch may hold drafts of one length for all sequences, which streams compute at once, too."""
+        """Whether a batch may hold drafts of one length for all sequences, which take one pass."""
         model = self._draft_model
         return self._drafts and not self._suspects and model is not None and model.drafts_together
 

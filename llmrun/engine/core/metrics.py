@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal
 
+from llmrun.engine.core.policy import POLICY, Policy
+
 Phase = Literal["template", "tokenize", "grammar"]
 
 
@@ -117,12 +119,10 @@ class PrefillRate:
     Decoding sequences in such a batch take the time of a step without prefill anyway.
     """
 
-    MIN_TOKENS = 8
-    """Minimum size of a piece of a prompt: a smaller one costs almost as much, because it reads all weights too."""
-
     _MIN_SHARE = 0.25  # of a mixed batch's time counts for prefill: a step may have been slow by accident
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy = POLICY) -> None:
+        self._policy = policy
         self._rate = 0.0  # tokens/s
         self.step_seconds = 0.0  # of a step without prefill; 0 before the first
 
@@ -131,7 +131,7 @@ class PrefillRate:
 
         It weighs half, because prefill gets slower towards the end of a long prompt.
         """
-        if n_tokens < self.MIN_TOKENS:
+        if n_tokens < self._policy.few_tokens:
             self.step_seconds = (self.step_seconds + seconds) / 2 if self.step_seconds else seconds
             return
         if n_decoding:
@@ -140,6 +140,8 @@ class PrefillRate:
         self._rate = (self._rate + rate) / 2 if self._rate else rate
 
     def tokens_within(self, seconds: float) -> int:
-        """Return how many tokens can be prefilled in a time, a multiple of 8; 64 before the first measurement."""
-        multiple = self.MIN_TOKENS
-        return max(multiple, int(self._rate * seconds) // multiple * multiple) if self._rate else 64
+        """Return how many tokens can be prefilled in a time; those of a wide batch before the first measurement."""
+        multiple = self._policy.few_tokens
+        if not self._rate:
+            return self._policy.wide_batch
+        return max(multiple, int(self._rate * seconds) // multiple * multiple)

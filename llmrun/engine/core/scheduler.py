@@ -12,42 +12,27 @@ from collections.abc import Callable, Hashable
 from operator import itemgetter
 
 from llmrun.engine.core.metrics import PrefillRate
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.slots import Slots
 from llmrun.engine.llama.base import Context
 
-CANDIDATES = 8
-"""Among the first N waiting sequences, the one with the longest cached prefix is admitted ..."""
-MAX_PASSED = 8
-"""... unless the oldest has been passed over this often."""
-_MIN_PENDING_PREFIX = 64  # tokens; a shorter shared prefix is prefilled twice rather than waited for
-_TURN_BATCHES = 4  # of one group: changing adapters takes a quarter of a decode step of SmolLM2
-PIECE = 65
-"""Tokens of a prompt piece in a mixed batch. llama.cpp computes the first one with the other sequences' tokens; from 64
-tokens on, ggml's flash attention has a kernel that is several times faster."""
-
-_MIXED_SECONDS = 0.1  # of a mixed batch, beyond a plain step: what prefill adds to the inter-token latency of others
-_MIXED_STEPS = 10  # plain steps, if they are shorter, on a device: a tenth of the time is decode
-_PAUSE_SECONDS = 0.25  # of a mixed batch that holds a whole piece, or all waiting prefill
-_SHORT_SECONDS = 1.0  # of a prompt that is computed in pieces of a whole pause while few sequences decode
-_FEW_DECODING = 3  # all of them in a step that reads all weights for few tokens
-# A piece is cut to the length of another one that is shorter by at most so many tokens, or by this part.
-_LEVEL_TOKENS, _LEVEL_PART = 2, 4
-_DECODE_TOKENS = 8  # waiting tokens of a decoding sequence: the sampled one, and those that a grammar forced after it
-
 
 def next_admission(
-    waiting: list[Sequence], active: list[Sequence], slots: Slots, context: Context, n_candidates: int
+    waiting: list[Sequence], active: list[Sequence], slots: Slots, context: Context, policy: Policy
 ) -> tuple[Sequence | None, bool]:
-    """Return the next sequence to admit, and whether admission pauses until a sequence finishes."""
+    """Return the next sequence to admit, and whether admission pauses until a sequence finishes.
+
+    Among the first waiting ones, it is the one with the longest cached prefix, unless the oldest was passed too often.
+    """
     ready: list[tuple[int, Sequence]] = []
     free_slots = context.n_seq_max - len(active)
     for sequence in waiting:
-        if not free_slots or len(ready) == n_candidates:
+        if not free_slots or len(ready) == policy.candidates:
             break
         cached = slots.cached_prefix(sequence.tokens, sequence.salt)
-        sequence.awaits_prefix = context.can_copy and _is_prefix_pending(sequence, active, slots, cached)
+        sequence.awaits_prefix = context.can_copy and _is_prefix_pending(sequence, active, slots, cached, policy)
         if sequence.awaits_prefix:
             free_slots -= 1  # reserved for it
         else:
@@ -55,7 +40,7 @@ def next_admission(
     if not ready:
         return None, False
     chosen = ready[0][1]
-    if chosen.passed < MAX_PASSED:
+    if chosen.passed < policy.candidates:
         chosen = max(ready, key=itemgetter(0))[1]
     pending = [running.n_waiting for running in active]
     if active and not slots.admits(chosen.tokens, chosen.salt, sum(pending)):
@@ -66,10 +51,10 @@ def next_admission(
     return chosen, False
 
 
-def _is_prefix_pending(sequence: Sequence, active: list[Sequence], slots: Slots, cached: int) -> bool:
+def _is_prefix_pending(sequence: Sequence, active: list[Sequence], slots: Slots, cached: int, policy: Policy) -> bool:
     """Return whether a running prefill will soon make much more of the prompt reusable than is cached now."""
     remaining = len(sequence.tokens) - cached - 1
-    minimum = cached + (1 if sequence.awaits_prefix else max(1, min(_MIN_PENDING_PREFIX, remaining)))
+    minimum = cached + (1 if sequence.awaits_prefix else max(1, min(policy.min_reused, remaining)))
     for running in active:
         if running.n_waiting > 1 and running.salt == sequence.salt:
             shared = common_prefix(running.tokens, sequence.tokens)
@@ -86,8 +71,8 @@ class ExclusiveScheduler:
         context: its adapters are set to those of the group.
     """
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, policy: Policy = POLICY) -> None:
+        self._context, self._policy = context, policy
         self._batch = 0
         self._last_batches: dict[Hashable, int] = {}
         self._group: Hashable = None  # the one whose turn it is ...
@@ -107,7 +92,7 @@ class ExclusiveScheduler:
         self._last_batches = {group: self._last_batches.get(group, self._batch) for group in groups}
         if self._group not in groups or not self._remaining:
             self._group = min(groups, key=self._last_batches.__getitem__)
-            self._remaining = _TURN_BATCHES
+            self._remaining = self._policy.change_steps
         self._batch, self._remaining = self._batch + 1, self._remaining - 1
         self._last_batches[self._group] = self._batch
         members = groups[self._group]
@@ -121,13 +106,15 @@ class ExclusiveScheduler:
         if not decoding:
             return n_batch
         waiting = [sequence.n_waiting for sequence in (*members, *decoding)]
-        return min(n_batch, max(n_mixed(waiting), len(members), PrefillRate.MIN_TOKENS))
+        return min(n_batch, max(n_mixed(waiting), len(members), self._policy.few_tokens))
 
 
 # ---- a batch -----------------------------------------------------------------------------------------------
 
 
-def mixed_tokens(rate: PrefillRate, waiting: list[int], worthwhile: int = 0, *, on_device: bool = False) -> int:
+def mixed_tokens(
+    rate: PrefillRate, waiting: list[int], worthwhile: int = 0, *, on_device: bool = False, policy: Policy = POLICY
+) -> int:
     """Return the maximum size of a batch in which some sequences decode and some prefill.
 
     Little prefill is done in one long step, which costs less; a long prompt in many short ones. Short prompts are done
@@ -138,26 +125,28 @@ def mixed_tokens(rate: PrefillRate, waiting: list[int], worthwhile: int = 0, *, 
         worthwhile: preferred size, if a batch of that size takes no longer than a pause may.
         on_device: steps are as short as a device's, and pauses are measured by them.
     """
-    share = min(1.0, _MIXED_STEPS * rate.step_seconds / _MIXED_SECONDS) if on_device and rate.step_seconds else 1.0
-    short, long = (rate.tokens_within(share * seconds) for seconds in (_MIXED_SECONDS, _PAUSE_SECONDS))
-    n_decoding = sum(n_waiting <= _DECODE_TOKENS for n_waiting in waiting)
-    are_short = max(waiting, default=0) <= rate.tokens_within(_SHORT_SECONDS)
-    if sum(waiting) <= long or (are_short and n_decoding <= _FEW_DECODING):
+    share = 1.0
+    if on_device and rate.step_seconds:
+        share = min(1.0, policy.mixed_steps * rate.step_seconds / policy.mixed_seconds)
+    short, long = (rate.tokens_within(share * seconds) for seconds in (policy.mixed_seconds, policy.pause_seconds))
+    n_decoding = sum(n_waiting <= policy.few_tokens for n_waiting in waiting)
+    are_short = max(waiting, default=0) <= rate.tokens_within(policy.short_seconds)
+    if sum(waiting) <= long or (are_short and n_decoding <= policy.few_decoding):
         return long
     return max(short, worthwhile) if worthwhile <= long else short
 
 
-def budget(waiting: list[int], n_batch: int, n_mixed: int) -> int:
+def budget(waiting: list[int], n_batch: int, n_mixed: int, policy: Policy = POLICY) -> int:
     """Return the maximum size of the next batch.
 
     Args:
         waiting: for every sequence, oldest first, the number of its tokens that are not in the KV cache yet.
     """
-    decoding = sum(n_waiting for n_waiting in waiting if n_waiting <= _DECODE_TOKENS)
-    return min(n_batch, max(n_mixed, decoding + PrefillRate.MIN_TOKENS)) if decoding else n_batch
+    decoding = sum(n_waiting for n_waiting in waiting if n_waiting <= policy.few_tokens)
+    return min(n_batch, max(n_mixed, decoding + policy.few_tokens)) if decoding else n_batch
 
 
-def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0) -> list[int]:
+def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0, policy: Policy = POLICY) -> list[int]:
     """Share a batch out; arguments as in budget().
 
     Returns:
@@ -166,7 +155,7 @@ def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0) -> l
     if len(waiting) == 1:  # a shortcut for a single user
         return [min(waiting[0], n_batch)]
     shares = [0] * len(waiting)
-    free = budget(waiting, n_batch, n_mixed)
+    free = budget(waiting, n_batch, n_mixed, policy)
 
     def assign(index: int, limit: int) -> None:
         nonlocal free
@@ -174,11 +163,11 @@ def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0) -> l
         shares[index] += more
         free -= more
 
-    prefilling = [index for index, n_waiting in enumerate(waiting) if n_waiting > _DECODE_TOKENS]
+    prefilling = [index for index, n_waiting in enumerate(waiting) if n_waiting > policy.few_tokens]
     for index, n_waiting in enumerate(waiting):
-        if n_waiting <= _DECODE_TOKENS:
+        if n_waiting <= policy.few_tokens:
             assign(index, free)
-    can_halve = len(prefilling) == len(waiting) or free >= 2 * PIECE
+    can_halve = len(prefilling) == len(waiting) or free >= 2 * policy.piece
     if can_halve or turn % 2 == 0:
         for index in prefilling[:1]:
             assign(index, (free + 1) // 2 if can_halve else free)
@@ -187,8 +176,8 @@ def schedule(waiting: list[int], n_batch: int, n_mixed: int, turn: int = 0) -> l
     return shares
 
 
-def level(shares: list[int], waiting: list[int]) -> list[int]:
-    """Reduce the passes over the weights of a batch, for a KV cache with a stream per sequence.
+def level(shares: list[int], waiting: list[int], policy: Policy = POLICY) -> list[int]:
+    """Reduce the passes over the weights of a batch, where each sequence has KV cells of its own.
 
     llama.cpp computes equally many tokens of each sequence at once, then the rest of the longer ones: for prompts of
     38, 39 and 41 tokens it runs through the model three times before any of them has its first token. So shares are
@@ -196,10 +185,10 @@ def level(shares: list[int], waiting: list[int]) -> list[int]:
     piece.
     """
     longest, floor = max(shares, default=0), 1
-    begins_short = [share < min(PIECE, n, longest) for share, n in zip(shares, waiting, strict=True)]
+    begins_short = [share < min(policy.piece, n, longest) for share, n in zip(shares, waiting, strict=True)]
     levelled = [0 if is_short else share for share, is_short in zip(shares, begins_short, strict=True)]
     for index in sorted(range(len(levelled)), key=levelled.__getitem__):
-        if floor > 1 and levelled[index] <= floor + max(_LEVEL_TOKENS, floor // _LEVEL_PART):
+        if floor > 1 and levelled[index] <= floor + max(policy.level_tokens, floor // policy.level_part):
             levelled[index] = floor
         else:
             floor = levelled[index]

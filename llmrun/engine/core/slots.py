@@ -27,8 +27,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoints, first_end, most_useful, turn_end
+from llmrun.engine.core.checkpoints import Checkpoints, first_end, most_useful, turn_end
 from llmrun.engine.core.metrics import PrefillRate
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import Prefix, Salt, common_prefix, gap_after, longest, reusable
 from llmrun.engine.llama.base import Context
 from llmrun.errors import LlmrunError
@@ -37,20 +38,7 @@ from llmrun.protocol.messages import PromptDifference
 if TYPE_CHECKING:
     from llmrun.engine.core.states import KVStore, StateSource
 
-_MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
-_MIN_MOVED = 32
-_CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
-_UNNOTICED_SECONDS = 0.2  # of prefill: a prefix that needs less is not copied to host memory
-_HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SHOWN = 12  # tokens of a difference
-_MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
-_SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two ...
-_MAX_MOVED_CELLS = 4096  # ... up to this length; beyond, steps are mostly attention, which splitting does not slow down
-# Cells copied for each token of a prefix, where all of the source has to be copied: the prefill of a token takes at
-# least 40 times as long as copying its cells, from 135M on a slow processor to 8B on a fast one.
-_MOST_COPIED = 16
-_SCATTERED_BATCHES = 2  # in a pool, llama.cpp may skip this many batches of free cells, and use others
-_SPARE_SHARE = 32  # 1/N of the cells stays free at an admission, because running sequences grow
 
 
 class Slots:
@@ -67,8 +55,8 @@ class Slots:
         states: KVStore | None = None,
         rate: PrefillRate | None = None,
         prefixes: Sequence[Prefix] | None = None,
+        policy: Policy = POLICY,
         *,
-        checkpoint_bytes: int = 0,
         copy_bytes: int = sys.maxsize,
         cell_bytes: int = 0,
     ) -> None:
@@ -76,18 +64,17 @@ class Slots:
 
         Args:
             prefixes: from prefixes() of another context with the same weights.
-            checkpoint_bytes: limit of all checkpoints; 0 is the default.
             copy_bytes, cell_bytes: as in Load.
         """
         self._rate = rate or PrefillRate()
-        self._context = context
+        self._context, self._policy = context, policy
         self._states = states
-        self.saver = states.background_saver() if states is not None else None
+        self.saver = states.background_saver(policy.min_saved) if states is not None else None
         self.slots = [Prefix(slot=number) for number in range(context.n_seq_max + context.n_parked)]
         self._copies = [*(prefixes or ())]  # the oldest first
-        self.budget = CellBudget(context.n_cells, has_streams=not context.shares_cells)
+        self.budget = CellBudget(context.n_cells, shares_cells=context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
-        self.checkpoints = Checkpoints(context, self._everywhere, checkpoint_bytes or MAX_BYTES)
+        self.checkpoints = Checkpoints(context, self._everywhere, policy)
         self._n_releases = 0
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
@@ -135,7 +122,7 @@ class Slots:
         if not self._context.can_copy:
             return None
         found, length = longest(self._everywhere(), tokens, salt)
-        if length < _MIN_RESTORED or self._is_next_turn(found, tokens):
+        if length < self._policy.min_reused or self._is_next_turn(found, tokens):
             return None
         return PromptDifference(
             length, *(self._text(each, length) for each in (found.tokens[: found.n_prompt], tokens))
@@ -157,7 +144,8 @@ class Slots:
         """Return whether a slot holds tokens that are cached nowhere else, and whose prefill would be noticed."""
         others = [prefix for prefix in self._everywhere() if prefix is not slot]
         shared = self._longest(slot.tokens, slot.salt, others)[1]
-        return len(slot.tokens) - shared >= max(_MIN_RESTORED, self._rate.tokens_within(_UNNOTICED_SECONDS))
+        unnoticed = self._rate.tokens_within(self._policy.pause_seconds)
+        return len(slot.tokens) - shared >= max(self._policy.min_reused, unnoticed)
 
     # ---- room ----------------------------------------------------------------------------------------------
 
@@ -174,7 +162,7 @@ class Slots:
             shared = 0  # it is copied
         lengths = {} if source.is_running else {source.slot: shared}
         used = self.budget.count({source.slot, *(slot.slot for slot in self.slots if slot.is_running)}, lengths)
-        spare = self.budget.n_cells // _SPARE_SHARE
+        spare = self.budget.n_cells // self._policy.spare_part
         return used + pending + len(tokens) - shared + spare <= self.budget.n_cells
 
     def make_room(self, n_tokens: int) -> bool:
@@ -212,10 +200,10 @@ class Slots:
         """
         for slot in reversed(self._parked()):
             if (slot.is_multi_turn or slot.is_shared) and self._is_resting and not is_interrupted():
-                self._save_soon(slot, _MOST_SAVED)
+                self._save_soon(slot, self._policy.most_saved)
         for copy in reversed(self._copies):
             if copy.is_multi_turn:
-                self._save_soon(copy, _MOST_SAVED)
+                self._save_soon(copy, self._policy.most_saved)
         if self._states is not None:
             self._states.forget_ahead()
 
@@ -223,7 +211,7 @@ class Slots:
         """Write a prefix to the disk if that is worthwhile and the file will be kept."""
         if self.saver is None or prefix.salt.private:
             return
-        kept = most_useful(prefix.checkpoints)
+        kept = most_useful(prefix.checkpoints, self._policy.saved_checkpoints)
         n_bytes = self._state_bytes(prefix) + sum(len(checkpoint.state) for checkpoint in kept)
         if self.saver.accepts(prefix, n_bytes, most_saved):
             with suppress(LlmrunError, MemoryError):
@@ -247,7 +235,7 @@ class Slots:
         context = self._context
         if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):
             return False
-        if context.shares_cells and self.budget.used > _CHEAP_CELLS:
+        if context.shares_cells and self.budget.used > self._policy.cheap_cells:
             for slot in self._parked()[:-1]:
                 freed = self.budget.used - self.budget.count(each.slot for each in self.slots if each is not slot)
                 # Otherwise most of its cells are shared: they would stay.
@@ -266,8 +254,8 @@ class Slots:
     def _offload_copy(self, slot: Prefix) -> bool:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
         n_tokens, n_bytes = len(slot.tokens), self._context.state_bytes(slot.slot)
-        most_tokens, most_bytes = self.budget.n_cells // _HOST_SHARE, self._copy_limit()
-        if not _MIN_RESTORED <= n_tokens <= most_tokens or n_bytes > most_bytes:
+        most_tokens, most_bytes = self.budget.n_cells // self._policy.host_part, self._copy_limit()
+        if not self._policy.min_reused <= n_tokens <= most_tokens or n_bytes > most_bytes:
             return False
         while self._n_copied_tokens + n_tokens > most_tokens or self.copied_bytes + n_bytes > most_bytes:
             oldest = self._copies.pop(0)
@@ -298,7 +286,7 @@ class Slots:
 
     def _copy_limit(self) -> int:
         """Return how many bytes copies in host memory may take: what the plan has for them, and for unused cells."""
-        scattered = _SCATTERED_BATCHES * self._context.n_batch if self._context.shares_cells else 0
+        scattered = self._policy.scattered_batches * self._context.n_batch if self._context.shares_cells else 0
         unused = self.budget.n_cells - self.budget.touched - scattered
         return self._copy_bytes + self._cell_bytes * max(unused, 0)
 
@@ -312,7 +300,7 @@ class Slots:
         for slot in reversed(self._parked()):
             size = self._context.state_bytes(slot.slot)
             if n_bytes + size > self._copy_limit():
-                self._save_soon(slot, _MOST_SAVED)
+                self._save_soon(slot, self._policy.most_saved)
             elif (copy := self._copy(slot)) is not None:
                 copies.append(copy)
                 n_bytes += size
@@ -414,7 +402,7 @@ class Slots:
             return slot, False
         if not self._context.shares_cells and self._longest(tokens, salt, [slot])[1] == shared:
             self._cut(slot, shared)
-        elif self._context.n_copied(source.slot, shared) > _MOST_COPIED * shared:
+        elif self._context.n_copied(source.slot, shared) > self._policy.most_copied * shared:
             return slot, False
         elif not self._copy_prefix(source, slot, shared):
             return self._longest(tokens, salt, self._idle)[0], False
@@ -451,11 +439,11 @@ class Slots:
         busy = [slot.slot for slot in self.slots if slot.is_running]
         can_split = self._context.can_copy and self._context.splits_batches
         self._n_split_steps = self._n_split_steps + 1 if can_split and busy[-1] - busy[0] >= len(busy) else 0
-        if self._n_split_steps < _SPLIT_STEPS:
+        if self._n_split_steps < self._policy.change_steps:
             return []
         runs, self._n_split_steps = sorted(_runs(busy), key=lambda run: sum(map(self.length, run))), 0
         source = self.slots[runs[0][0]]
-        if self._context.n_copied(source.slot, len(source.tokens)) > _MAX_MOVED_CELLS:
+        if self._context.n_copied(source.slot, len(source.tokens)) > self._policy.most_moved:
             return []
         beside = (runs[-1][0] - 1, runs[-1][-1] + 1)
         target = min((slot for slot in self._idle if slot.slot in beside), key=self._cost)
@@ -481,7 +469,7 @@ class Slots:
         reasoning must not be reused without it.
         """
         shared = common_prefix(slot.tokens, tokens)
-        gap = gap_after(slot.tokens, tokens, shared, _MIN_MOVED)
+        gap = gap_after(slot.tokens, tokens, shared, self._policy.min_gap)
         if not gap or shared + gap > slot.n_prompt or self.budget.is_shared(slot.slot, shared):
             return False
         if not self._context.drop(slot.slot, shared, shared + gap):
@@ -504,7 +492,7 @@ class Slots:
         if self._context.on_device and not self._is_resting:
             return length
         found, reach = self._longest(tokens, salt, self._copies)
-        if reach < length + _MIN_RESTORED:
+        if reach < length + self._policy.min_reused:
             found = self._find_saved(tokens, salt, length)
             if not found.tokens:
                 return length
@@ -525,17 +513,19 @@ class Slots:
             return
         cached = (prefix.tokens[:] for prefix in self._everywhere() if prefix.salt == salt)
         length = max((common_prefix(each, tokens) for each in cached), default=0)
-        if len(tokens) - length >= _MIN_RESTORED:
+        if len(tokens) - length >= self._policy.min_reused:
             cuts = not self._context.has_checkpoints
             with suppress(MemoryError):
-                self._states.read_ahead(tokens, longer_than=length + _MIN_RESTORED, cuts=cuts, owner=salt.owner)
+                self._states.read_ahead(
+                    tokens, longer_than=length + self._policy.min_reused, cuts=cuts, owner=salt.owner
+                )
 
     def _find_saved(self, tokens: list[int], salt: Salt, length: int) -> Prefix:
         """Return the saved prefix that is worth reading; an empty one if there is none."""
-        if self._states is not None and not salt.private and len(tokens) - length >= _MIN_RESTORED:
+        if self._states is not None and not salt.private and len(tokens) - length >= self._policy.min_reused:
             with suppress(LlmrunError, OSError, MemoryError):
                 cuts = not self._context.has_checkpoints
-                longer_than = length + _MIN_RESTORED
+                longer_than = length + self._policy.min_reused
                 saved = self._states.find(tokens, longer_than=longer_than, cuts=cuts, owner=salt.owner)
                 if saved is not None and len(saved.tokens) <= self._context.n_ctx:
                     return saved
@@ -552,7 +542,7 @@ class Slots:
             return 0, 0
         if not self._states.fits(self._state_bytes(prefix)):
             return 0, 0
-        kept, owner = most_useful(prefix.checkpoints), prefix.salt.owner
+        kept, owner = most_useful(prefix.checkpoints, self._policy.saved_checkpoints), prefix.salt.owner
         n_bytes = self._states.save(prefix.tokens, self._source(prefix), kept, owner=owner)
         return (len(prefix.tokens), n_bytes) if n_bytes else (0, 0)
 

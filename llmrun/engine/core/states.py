@@ -27,6 +27,7 @@ from pathlib import Path
 from queue import Queue
 from typing import NamedTuple
 
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.prefix import Checkpoint, Prefix, Salt, common_prefix
 from llmrun.engine.environment import lower_thread_priority
 from llmrun.system import file_identity
@@ -48,7 +49,6 @@ _HASHES = "hashes"  # folder of the model files' hashes
 _NEW = "new"  # folder of unfinished states, whose model may not be hashed yet
 _MAX_HASHES = 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MIN_NEW = 256  # tokens that are not on disk yet, for the saver
 _MAX_AHEAD = 64  # mapped files, each of which has a descriptor
 
 Buffer = bytes | bytearray | memoryview
@@ -254,8 +254,8 @@ class KVStore:
         for file in sorted((file for _, file in self._files()), key=lambda file: _used_at(file.path)):
             yield list(file.tokens), file.turns
 
-    def background_saver(self) -> StateSaver:
-        return StateSaver(self)
+    def background_saver(self, min_new: int = POLICY.min_saved) -> StateSaver:
+        return StateSaver(self, min_new)
 
     def _files(self) -> list[tuple[_Identity, StateFile]]:
         """Return this model's files; only new ones are opened."""
@@ -412,10 +412,14 @@ class StateKey:
 
 
 class StateSaver:
-    """A background thread that finishes the states of a store: it hashes model files and computes checksums."""
+    """A background thread that finishes the states of a store: it hashes model files and computes checksums.
 
-    def __init__(self, store: KVStore) -> None:
-        self._store = store
+    Args:
+        min_new: tokens of a prefix that are not on disk yet, which make saving it worthwhile.
+    """
+
+    def __init__(self, store: KVStore, min_new: int = POLICY.min_saved) -> None:
+        self._store, self._min_new = store, min_new
         self._queue = Queue[StateFile]()
         self._unfinished: list[StateFile] = []  # in the queue, or being finished
         self._thread: threading.Thread | None = None
@@ -431,7 +435,7 @@ class StateSaver:
         wanted = array("i", prefix.tokens)
         shared = [common_prefix(file.tokens, wanted) for file in unfinished if file.owner == owner]
         n_saved = max(prefix.n_saved, self._store.n_saved(prefix.tokens, owner), *shared)
-        is_new = n_tokens - n_saved >= _MIN_NEW and n_saved <= most_saved * n_tokens
+        is_new = n_tokens - n_saved >= self._min_new and n_saved <= most_saved * n_tokens
         return is_new and self._store.fits(sum(file.n_bytes for file in unfinished) + n_bytes)
 
     def save(

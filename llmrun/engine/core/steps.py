@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import AttentionTime
 
@@ -15,19 +16,13 @@ ON_PROCESSOR: tuple[StepCost, ...] = ((1, 1.0), (2, 1.3), (3, 1.65), (4, 2.0), (
 """Of a processor with our own kernels: between models of 135M and 1B, of Q4_0, Q4_K_M, Q6_K and Q8_0."""
 ON_DEVICE: tuple[StepCost, ...] = ((1, 1.0), (2, 1.2), (3, 1.32), (4, 1.45), (8, 2.0), (16, 2.4))
 """Of a GPU that reads 8B weights."""
-_PRIOR = 2  # drafted steps that weigh as much as the table
-_MEMORY = 32  # ... the newest of which count
-_FORGOTTEN_BY_PLAIN = 1 / 512  # of them, with each plain step: else costs that were once too high would stay so
-_MOST = 4.0  # times the table's cost, of one step: another program interrupted it
-_PLAIN_STEPS = 15  # whose median is the time of a plain step
 
 _MAX_SPREAD = 1.5  # ratio of the upper to the lower quartile of equal steps; more means that the machine is busy
-ATTENTION_CELLS = 1280
-"""Context window of the two contexts that are compared."""
-_ATTENTION_DEPTH = 1024  # tokens; fewer if their prefill takes too long
+_ATTENTION_DEPTH = 1024  # tokens; fewer if their prefill takes longer than ...
 _PREFILL_SECONDS = 2.0
-_ATTENTION_PIECE = 64
 _ATTENTION_ROUNDS = 9  # after one to warm up
+ATTENTION_CELLS = _ATTENTION_DEPTH + 256
+"""Context window of the two contexts that are compared."""
 
 
 class StepCosts:
@@ -36,17 +31,19 @@ class StepCosts:
     All costs beyond that of a plain step are scaled by one factor. An engine's answers share it.
     """
 
-    def __init__(self, table: Sequence[StepCost]) -> None:
+    def __init__(self, table: Sequence[StepCost], policy: Policy = POLICY) -> None:
+        self.policy = policy
         self.begin = tuple(table)  # before any step moved it
-        self._plain: deque[float] = deque(maxlen=_PLAIN_STEPS)  # seconds
+        self._plain: deque[float] = deque(maxlen=policy.cost_memory)  # seconds
         self._weight = self._total = 0.0  # of the factors that were seen
         self.factor = 1.0
         self.table = self.begin
 
     def record_plain(self, seconds: Sequence[float]) -> None:
-        """Account for steps of one row."""
-        self._plain.extend(seconds[-_PLAIN_STEPS:])
-        self._move((1 - _FORGOTTEN_BY_PLAIN) ** len(seconds))
+        """Account for steps of one row, which forget old costs too: else those once too high would stay so."""
+        memory = self.policy.cost_memory
+        self._plain.extend(seconds[-memory:])
+        self._move((1 - 1 / (16 * memory)) ** len(seconds))
 
     def record(self, expected: float, seconds: float) -> None:
         """Account for a step of one sequence with a draft.
@@ -56,12 +53,14 @@ class StepCosts:
         """
         plain = sorted(self._plain)[len(self._plain) // 2] if self._plain else 0.0
         if plain > 0:
-            self._move(1 - 1 / _MEMORY, min(max(0.0, (seconds / plain - 1) / expected), _MOST))
+            factor = min(max(0.0, (seconds / plain - 1) / expected), self.policy.most_cost)
+            self._move(1 - 1 / self.policy.cost_memory, factor)
 
     def _move(self, kept: float, *factors: float) -> None:
         self._weight = kept * self._weight + len(factors)
         self._total = kept * self._total + sum(factors)
-        self.factor = (_PRIOR + self._total) / (_PRIOR + self._weight)
+        prior = self.policy.cost_prior
+        self.factor = (prior + self._total) / (prior + self._weight)
         self.table = tuple((width, 1 + self.factor * (cost - 1)) for width, cost in self.begin)
 
 
@@ -107,8 +106,8 @@ def measure_attention(
     try:
         shallow, depth, spent = step_times(0), 0, 0.0
         while depth < _ATTENTION_DEPTH and spent < _PREFILL_SECONDS:
-            spent += max(seconds(context, depth, _ATTENTION_PIECE) for context in (on, off))
-            depth += _ATTENTION_PIECE
+            spent += max(seconds(context, depth, POLICY.wide_batch) for context in (on, off))
+            depth += POLICY.wide_batch
         return shallow, step_times(depth)
     except (Aborted, CacheFull):
         return ()

@@ -13,22 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.system import busy_seconds
-
-WIDE_BATCH = 64
-"""Tokens from which on a batch is computed by all threads."""
-
-_WINDOW_SECONDS = 0.25  # of a measurement of the machine's load ...
-_FIRST_SECONDS = 0.1  # ... and of the first one; the kernel counts in hundredths of a second
-_STALE_SECONDS = 2.0  # a longer window says little about now
-_TOLERATED = 0.6  # of the last thread's core may be used by others; else a thread less computes, ...
-_RESTORED = 0.2  # ... until they use less than this
-_TRIAL_STEPS, _TRIAL_SECONDS = 3, 0.05  # both at least, of a trial ...
-_HOPELESS = 3.0  # ... which one step ends that takes this many times as long
-_TRIAL_COST = 20  # a trial that lost a second is repeated after this many
-_BETWEEN_TRIALS = 1.0  # seconds at least
-_FASTER = 0.95  # a trial wins with at most this part of the time of a step
-_MEMORY = 0.9  # weight of earlier steps in a mean
 
 
 class MachineLoad:
@@ -47,8 +33,9 @@ class MachineLoad:
         busy: Callable[[], float | None] = busy_seconds,
         own: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.perf_counter,
+        policy: Policy = POLICY,
     ) -> None:
-        self._busy, self._own, self._clock = busy, own, clock
+        self._busy, self._own, self._clock, self._policy = busy, own, clock, policy
         self.others: float | None = None
         self._since, self._before = self._clock(), self._reading()
 
@@ -60,11 +47,12 @@ class MachineLoad:
         """Measure the load if it is time to; return whether it did."""
         now = self._clock()
         elapsed = now - self._since
-        if elapsed < (_FIRST_SECONDS if self.others is None else _WINDOW_SECONDS):
+        policy = self._policy
+        if elapsed < (policy.first_load_seconds if self.others is None else policy.load_seconds):
             return False
         before, reading = self._before, self._reading()
         self._since, self._before = now, reading
-        if before is None or reading is None or elapsed > _STALE_SECONDS:
+        if before is None or reading is None or elapsed > 8 * policy.load_seconds:  # so long says little about now
             return False
         self.others = max(0.0, reading - before) / elapsed
         return True
@@ -86,10 +74,15 @@ class ThreadChooser:
     """
 
     def __init__(
-        self, most: int, cores: int, load: MachineLoad, clock: Callable[[], float] = time.perf_counter
+        self,
+        most: int,
+        cores: int,
+        load: MachineLoad,
+        clock: Callable[[], float] = time.perf_counter,
+        policy: Policy = POLICY,
     ) -> None:
         self.most, self._spare = most, max(0, cores - most)
-        self._load, self._clock = load, clock
+        self._load, self._clock, self._policy = load, clock, policy
         self.n_threads = self.chosen = self._suggested = most
         self._shape = 0  # rows of the steps that were timed
         self._times: dict[int, _StepTime] = {}  # by number of threads
@@ -105,7 +98,8 @@ class ThreadChooser:
         if not self._load.update():
             return
         left = self.most - max(0.0, (self._load.others or 0.0) - self._spare)
-        fewest, most = (max(1, int(left + tolerated)) for tolerated in (_RESTORED, _TOLERATED))
+        tolerated = self._policy.few_others, self._policy.most_others
+        fewest, most = (max(1, int(left + others)) for others in tolerated)
         suggested = min(max(self._suggested, fewest), most)
         if suggested != self._suggested:
             self._suggested = self.chosen = self.n_threads = suggested
@@ -123,7 +117,7 @@ class ThreadChooser:
         if n_rows != self._shape:
             self._shape = n_rows
             self._forget_times()
-        self._times.setdefault(self.n_threads, _StepTime()).add(n_steps, seconds)
+        self._times.setdefault(self.n_threads, _StepTime(self._policy)).add(n_steps, seconds)
         if self.n_threads != self.chosen:
             self._end_trial()
         elif self._clock() >= self._next_trial and self._times[self.chosen].is_enough:
@@ -133,7 +127,7 @@ class ThreadChooser:
         """Time the chosen number first, then try others."""
         self.n_threads = self.chosen
         self._times.clear()
-        self._next_trial = max(self._next_trial, self._clock() + _BETWEEN_TRIALS)
+        self._next_trial = max(self._next_trial, self._clock() + self._policy.trial_cost * self._policy.trial_seconds)
 
     def _begin_trial(self) -> None:
         """Try up to twice as many threads and down to half as many in turn."""
@@ -144,25 +138,26 @@ class ThreadChooser:
 
     def _end_trial(self) -> None:
         """Keep the faster number once the trial tells."""
-        trial, usual = self._times[self.n_threads], self._times[self.chosen]
-        if not trial.is_enough and trial.mean < _HOPELESS * usual.mean:
+        trial, usual, policy = self._times[self.n_threads], self._times[self.chosen], self._policy
+        if not trial.is_enough and trial.mean < policy.trial_hopeless * usual.mean:
             return
-        if trial.mean <= _FASTER * usual.mean:
+        if trial.mean <= policy.trial_gain * usual.mean:
             self.chosen = self.n_threads
         self.n_threads = self.chosen
-        lost = max(0.0, trial.seconds - trial.steps * usual.mean)
-        self._next_trial = self._clock() + max(_BETWEEN_TRIALS, _TRIAL_COST * lost)
+        lost = trial.seconds - trial.steps * usual.mean
+        self._next_trial = self._clock() + policy.trial_cost * max(policy.trial_seconds, lost)
 
 
 class _StepTime:
     """The recent mean time of a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
         self.steps = self.seconds = 0.0
         self._weight = self._weighted = 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
-        memory = _MEMORY**n_steps
+        memory = self._policy.step_memory**n_steps
         self.steps += n_steps
         self.seconds += seconds
         self._weight = memory * self._weight + n_steps
@@ -174,4 +169,4 @@ class _StepTime:
 
     @property
     def is_enough(self) -> bool:
-        return self.steps >= _TRIAL_STEPS and self.seconds >= _TRIAL_SECONDS
+        return self.steps >= self._policy.trial_steps and self.seconds >= self._policy.trial_seconds

@@ -1,7 +1,7 @@
 """The job `beams`: beam search in a second context on the loaded weights.
 
 Scores and stop rules are those of transformers' GenerationMixin._beam_search; as there, penalties act on
-log-probabilities, which are not normalized again. All branches share one pool of KV cells, in which a fork copies
+log-probabilities, which are not normalized again. All branches share the KV cells, so that a fork copies
 nothing.
 """
 

@@ -111,10 +111,8 @@ class LlamaContext:
         self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
         self.on_device = not on_processor and _is_on_device(load)
         self.n_cells = min(load.n_cells or load.n_ctx * load.n_seq_max, load.n_ctx * load.n_seq_max)
-        # state() converts plain caches only.
-        is_plain = not model.sliding_window and not model.is_recurrent
-        has_streams = is_plain and self.n_cells == load.n_ctx * load.n_seq_max
-        self._set_layout(has_streams=has_streams)
+        is_plain = not model.sliding_window and not model.is_recurrent  # state() converts no others
+        self._set_layout(has_streams=is_plain and self.n_cells == load.n_ctx * load.n_seq_max)
         # A batch longer than the cache would make llama.cpp abort.
         self.n_batch = min(load.n_batch, self.n_cells if self.can_copy else load.n_ctx)
         # A recurrent state takes its memory even if unused, and can't be shared in part.

@@ -164,6 +164,13 @@ class LlamaModel:
             raise CancelledError("loading was cancelled")
         if not self.pointer:
             raise BadModelError(f"llama.cpp can't load {Path(path).name}")
+        self.vocabulary = LlamaVocabulary(llama, self.pointer)
+        self._read_facts()
+        self._adapters: dict[str, Any] = {}  # path -> llama_adapter_lora; llama.cpp frees them with the model
+
+    def _read_facts(self) -> None:
+        """Set the attributes that llama.cpp reads from the file."""
+        llama = self.llama
         self.n_ctx_train = int(llama.llama_model_n_ctx_train(self.pointer))
         self.sliding_window = int(llama.llama_model_n_swa(self.pointer))
         buffer = ctypes.create_string_buffer(256)
@@ -171,8 +178,6 @@ class LlamaModel:
         self.description = buffer.value.decode("utf-8", "replace")
         template = llama.llama_model_chat_template(self.pointer, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
-        self.vocabulary = LlamaVocabulary(llama, self.pointer)
-        self._adapters: dict[str, Any] = {}  # path -> llama_adapter_lora; llama.cpp frees them with the model
 
     def _load(self, *, vocabulary_only: bool) -> Any:
         """Return the llama_model, null if it can't be loaded."""

@@ -8,7 +8,8 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, FakeContext, hashed
 
-from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoints, turn_end
+from llmrun.engine.core.checkpoints import Checkpoints, turn_end
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.prefix import Checkpoint, Prefix
 from llmrun.protocol.params import SamplingParams
 
@@ -16,8 +17,8 @@ CONTEXT = FakeContext(hashed, has_checkpoints=True)
 SAMPLING = SamplingParams(seed=5, temperature=1.0)
 
 
-def made(*prefixes: Prefix, limit: int = MAX_BYTES) -> Checkpoints:
-    return Checkpoints(CONTEXT, lambda: prefixes, limit)
+def made(*prefixes: Prefix, limit: int = POLICY.checkpoint_bytes) -> Checkpoints:
+    return Checkpoints(CONTEXT, lambda: prefixes, POLICY._replace(checkpoint_bytes=limit))
 
 
 def add(checkpoints: Checkpoints, prefix: Prefix, *lengths: int, n_bytes: int = 10) -> None:

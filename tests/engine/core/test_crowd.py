@@ -10,6 +10,7 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, hashed, tokens_of
 
+from llmrun.engine.core.policy import Policy
 from llmrun.engine.core.prefix import NO_SALT, Prefix
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.llama.base import Aborted
@@ -95,15 +96,10 @@ MEMORIES: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_random_crowds_with_idle_jobs_saves_and_reloads(
-    memory: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_random_crowds_with_idle_jobs_saves_and_reloads(memory: str, seed: int, tmp_path: Path) -> None:
     """Check that each answer is the one alone, whatever the engine does between and beside the turns of others."""
     rng = random.Random(seed)
-    # So that everything is worthwhile.
-    monkeypatch.setattr("llmrun.engine.core.slots._MIN_RESTORED", 4)
-    monkeypatch.setattr("llmrun.engine.core.states._MIN_NEW", 4)
-    monkeypatch.setattr("llmrun.engine.core.checkpoints._MIN_NEW", 4)
+    policy = Policy(min_reused=4, min_saved=4, min_gap=4)  # so that everything is worthwhile
     store, n_ctx = KVStore(tmp_path, "model", 1 << 20), 300
     system = [*tokens_of("".join(rng.choices("abc", k=40))), END]
     conversations = [[*system], [*system], tokens_of("another one; ")]
@@ -115,6 +111,7 @@ def test_random_crowds_with_idle_jobs_saves_and_reloads(
             hashed,
             store,
             prefixes=prefixes,
+            policy=policy,
             n_ctx=n_ctx,
             n_seq_max=n_seq_max,
             n_parked=rng.choice([0, 2]) if memory in ("plain", "window") else 0,

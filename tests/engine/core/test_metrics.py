@@ -8,6 +8,7 @@ import pytest
 from support.clock import Clock
 
 from llmrun.engine.core.metrics import Metrics, PrefillRate, PreparationClock
+from llmrun.engine.core.policy import POLICY
 
 
 def metrics(*token_times: float) -> Metrics:
@@ -80,7 +81,7 @@ def test_how_many_tokens_go_through_in_a_time() -> None:
     assert rate.tokens_within(1.0) == 1000
     rate.record(8, 80.0)
     rate.record(8, 80.0)
-    assert rate.tokens_within(1e-9) == PrefillRate.MIN_TOKENS == 8
+    assert rate.tokens_within(1e-9) == POLICY.few_tokens == 8
 
 
 def test_decoding_sequences_do_not_lower_the_prefill_rate() -> None:

@@ -7,7 +7,8 @@ import random
 import pytest
 
 from llmrun.engine.core.metrics import PrefillRate
-from llmrun.engine.core.scheduler import PIECE, budget, level, mixed_tokens, schedule
+from llmrun.engine.core.policy import POLICY
+from llmrun.engine.core.scheduler import budget, level, mixed_tokens, schedule
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,9 @@ def test_a_batch_is_as_large_as_is_worthwhile_where_that_is_no_long_pause() -> N
     rate = PrefillRate()
     rate.record(500, 1.0)
     assert mixed_tokens(rate, [5000]) == 48
-    assert mixed_tokens(rate, [5000], PIECE) == PIECE
+    assert mixed_tokens(rate, [5000], POLICY.piece) == POLICY.piece
     assert mixed_tokens(rate, [5000], 200) == 48, "that would be a pause of 0.4 seconds"
-    assert mixed_tokens(rate, [119, 1], PIECE) == 120, "all is over soon"
+    assert mixed_tokens(rate, [119, 1], POLICY.piece) == 120, "all is over soon"
 
 
 def test_few_sequences_decode_in_long_steps_beside_a_short_prompt() -> None:

@@ -9,14 +9,17 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
+from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.protocol.params import SamplingParams
 
 SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
 SYSTEM = "You answer briefly and well. " * 10
 
 
-def talk(**settings: int) -> Conversation:
-    return Conversation(hashed, **{"n_ctx": 1000, "n_seq_max": 4, "streams": True, "n_batch": 64, **settings})
+def talk(policy: Policy = POLICY, **settings: int) -> Conversation:
+    return Conversation(
+        hashed, policy=policy, **{"n_ctx": 1000, "n_seq_max": 4, "streams": True, "n_batch": 64, **settings}
+    )
 
 
 def alone(prompt: str, most: int) -> str:
@@ -105,8 +108,7 @@ def test_sequences_that_run_are_neighbours_again_after_some_steps() -> None:
 def test_the_shorter_sequences_move_and_none_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One long conversation in slot 0, short ones in slots 2 and 3."""
     for length, most_cells, moved in ((400, 4096, [2, 3]), (400, 4, []), (3, 4096, [0])):
-        monkeypatch.setattr("llmrun.engine.core.slots._MAX_MOVED_CELLS", most_cells)
-        crowd = talk()
+        crowd = talk(policy=Policy(most_moved=most_cells))
         copy, sources = crowd.context.copy, list[int]()
 
         def counting(source: int, *rest: int, copy: Any = copy, sources: list[int] = sources) -> bool:

@@ -8,7 +8,8 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import endless, tokens_of
 
-from llmrun.engine.core.threads import WIDE_BATCH, MachineLoad, ThreadChooser
+from llmrun.engine.core.policy import POLICY
+from llmrun.engine.core.threads import MachineLoad, ThreadChooser
 
 
 class Machine:
@@ -183,7 +184,7 @@ def test_a_busy_machine_in_the_loop() -> None:
     chooser = machine.chooser(2)
     talk = Conversation(endless, threads=chooser, n_ctx=256, n_batch=128)
     machine.wait(0.3)
-    prompt = "x" * WIDE_BATCH
+    prompt = "x" * POLICY.wide_batch
     talk.ask(prompt, most=3)
     talk.run()
     assert talk.context.most_threads == [2, 1, 1], "the wide batch has all threads, the steps after it one"

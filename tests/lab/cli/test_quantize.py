@@ -316,7 +316,7 @@ def header_of(n_parameters: int, weight_bytes: int) -> Any:
         n_vocab=32_000,
         n_merges=0,
         n_ctx_train=131_072,
-        rope_depends_on_window=False,
+        n_caches=lambda sequences: 1,
         recurrent_bytes=0,
         head_bytes=0,
         window_bytes=0,
