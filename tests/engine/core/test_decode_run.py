@@ -221,7 +221,7 @@ def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> N
         drafted = [
             {
                 **asked,
-                "drafting": Drafting(speculation, _native.SuffixAutomaton(), tokens, None, costs, is_repeatable=True),
+                "drafting": Drafting(speculation, tokens, None, costs, is_repeatable=True),
             }
             for asked in requests
             for tokens in [tokens_of(asked["prompt"])]

@@ -11,8 +11,8 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, FakeContext, Model, endless, favouring, hashed, tokens_of
 
-from llmrun._native import CancelFlag, SuffixAutomaton
-from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
+from llmrun._native import CancelFlag
+from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
@@ -57,8 +57,7 @@ class Pair(Conversation):
         super().__init__(model, draft_model=self.draft_model, **context)
 
     def drafting(self, prompt: str, speculation: Speculation) -> Drafting:
-        model = ModelDrafter(self.draft_model)
-        return Drafting(speculation, SuffixAutomaton(), tokens_of(prompt), model, StepCosts(CHEAP), is_repeatable=True)
+        return Drafting(speculation, tokens_of(prompt), self.draft_model, StepCosts(CHEAP), is_repeatable=True)
 
     def say(self, prompt: str, most: int, speculation: Speculation = Speculation(7)) -> Finished:  # noqa: B008
         self.events.clear()
