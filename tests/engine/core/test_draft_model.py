@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from support.conversation import Conversation
 from support.fake_context import END, FakeContext, Model, endless, favouring, hashed, tokens_of
+from support.seeds import for_seeds
 
 from llmrun._native import CancelFlag
 from llmrun.engine.core.draft_model import DraftModel
@@ -81,7 +82,7 @@ def ending(tokens: Sequence[int]) -> Sequence[float]:
     return logits
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_seeds(150)
 def test_answers_are_those_of_the_plain_loop(seed: int) -> None:
     draws = random.Random(seed)
     prompts = ["".join(draws.choices("abcdef", k=draws.randint(1, 30))) for _ in range(draws.choice((1, 1, 4)))]

@@ -14,6 +14,7 @@ from support.constraints import AfterA
 from support.conversation import Conversation
 from support.drafters import Foreseeing
 from support.fake_context import END, N_VOCAB, endless, hashed, scripted, tokens_of
+from support.seeds import for_seeds
 
 from llmrun.engine.constraint.matcher import compile_grammar
 from llmrun.engine.core.draft_source import Source
@@ -112,7 +113,7 @@ HYBRID = {"cuts": False, "has_checkpoints": True}
 
 
 @pytest.mark.parametrize("memory", [{}, *({**HYBRID, "n_rollback": n} for n in (1, 3, 7))], ids=repr)
-@pytest.mark.parametrize("seed", range(200))
+@for_seeds(200)
 def test_any_request_is_answered_as_without(seed: int, memory: dict[str, Any]) -> None:
     draws = random.Random(seed)
     options, constrained = any_options(draws), draws.random() < 0.4
@@ -148,7 +149,7 @@ def breaking(talk: Conversation, draws: random.Random) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("aborts", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@for_seeds(60)
 def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, aborts: bool) -> None:
     draws = random.Random(seed)
     options = {**any_options(draws), "most": None}
@@ -187,7 +188,7 @@ def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, abor
 
 
 @pytest.mark.parametrize("memory", [{"n_parked": 2}, {**HYBRID, "n_rollback": 3}], ids=repr)
-@pytest.mark.parametrize("seed", range(60))
+@for_seeds(60)
 def test_several_at_once_are_answered_as_each_alone(seed: int, memory: dict[str, Any]) -> None:
     draws = random.Random(seed)
     prompts = ["".join(draws.choices("abcdef", k=draws.randint(1, 30))) for _ in range(5)]
