@@ -68,7 +68,7 @@ def _load_ahead(name: str) -> None:
     """
     from contextlib import suppress
 
-    from llmrun.config import FASTER_VARIANTS_FILE, TUNE_FILE, load_settings
+    from llmrun.config import load_settings, may_load_otherwise
     from llmrun.errors import LlmrunError
     from llmrun.models.location import locate
     from llmrun.runner import launch
@@ -79,7 +79,7 @@ def _load_ahead(name: str) -> None:
         if path is None or not path.is_file():
             return
         folder = settings.state_dir
-        if any((folder / name).exists() for name in (TUNE_FILE, FASTER_VARIANTS_FILE)):  # few starts need the import
+        if may_load_otherwise(folder):  # few starts need the import
             from llmrun.planning.tuned import loads_as_usual
 
             if not loads_as_usual(path, folder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from llmrun.system import user_path
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_STATES_BYTES = 4_000_000_000
-TUNE_FILE = "tune.json"
-"""In Settings.state_dir: results of `llmrun tune`."""
 MEASURED_FILE = "measured.json"
-"""Beside it: all else that was measured on this machine."""
-FASTER_VARIANTS_FILE = "faster_variants.json"
-"""Beside it, where a variant was faster than the one that ggml chooses: types of weights. Every start looks for it."""
+"""In Settings.state_dir: all that was measured on this machine, and the results of `llmrun tune`."""
+LOADS_OTHERWISE = "loads_otherwise"
+"""Marks what was measured there if a model's weights may be loaded in another way because of it."""
+FORMER_FILES = ("tune.json", "faster_variants.json", "no_gpu")
+"""Beside it, of earlier versions: what is in it now. They are read until it is written, and then removed."""
 LAST_MODEL_FILE = "last_model"
 """Beside it: the name of the model that answered last."""
 
@@ -56,6 +57,18 @@ class Settings:
         from platformdirs import user_data_path
 
         return user_data_path("llmrun", appauthor=False)
+
+
+def may_load_otherwise(folder: Path) -> bool:
+    """Return whether something measured may change how some model's weights are loaded. Quick: every start asks.
+
+    Args:
+        folder: Settings.state_dir.
+    """
+    with suppress(OSError):
+        if LOADS_OTHERWISE.encode() in (folder / MEASURED_FILE).read_bytes():
+            return True
+    return any((folder / name).exists() for name in FORMER_FILES)
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:

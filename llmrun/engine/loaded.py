@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.policy import POLICY
@@ -49,7 +50,7 @@ class LoadedModel:
         weights: LlamaModel,
         context: Context,
         load: Load,
-        draft_model: DraftModel | HeadModel | None = None,
+        draft_model: DraftWeights | None = None,
         before: LoadedModel | None = None,
     ) -> None:
         """Combine the components of a loaded model.
@@ -106,7 +107,7 @@ class LoadedModel:
         Raises:
             LlmrunError: a context can't be created.
         """
-        draft_model: DraftModel | HeadModel | None = None
+        draft_model: DraftWeights | None = None
         with ExitStack() as contexts:
             context = contexts.enter_context(closing(LlamaContext(weights, load, encodes=True)))
             context.synchronize()  # its warm-up is a part of loading
@@ -118,7 +119,7 @@ class LoadedModel:
                 draft_model = DraftModel(drafts, weights.vocabulary.n_tokens)
             model = cls(weights, context, load, draft_model, before)
             model._contexts = contexts.pop_all()
-            if isinstance(draft_model, DraftModel) and draft_weights is not None:
+            if draft_model is not None and draft_model.contexts and draft_weights is not None:
                 model._models.append(draft_weights)
         return model
 

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from llmrun import _native
-from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.media import text_only
-from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
@@ -59,7 +57,7 @@ class Preparer:
         vocabulary: Vocabulary,
         template: str | None,
         n_ctx: int,
-        draft_model: DraftModel | HeadModel | None = None,
+        draft_model: DraftWeights | None = None,
         *,
         projector: Projector | None = None,
         adapters: tuple[Adapter, ...] = (),
@@ -182,9 +180,8 @@ class Preparer:
         speculation = request.speculation
         if speculation is None:
             return None
-        model = self._draft_model.drafter() if self._draft_model is not None and not has_media else None
-        text, is_repeatable = _native.SuffixAutomaton(), request.sampling.is_repeatable
-        return Drafting(speculation, text, tokens, model, self._costs, is_repeatable=is_repeatable)
+        model = None if has_media else self._draft_model
+        return Drafting(speculation, tokens, model, self._costs, is_repeatable=request.sampling.is_repeatable)
 
     def _matcher(self, grammar: Grammar | None) -> Matcher | None:
         if grammar is None:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError
+from llmrun.planning.measured import find_measured, keep_measured
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.llama_folder import backend_folders
 from llmrun.runner import client, launch
-from llmrun.storage import write_whole
 from llmrun.system import read_text
 
 if TYPE_CHECKING:
@@ -432,18 +432,19 @@ def this_machine(workers: Sequence[str] = ()) -> Hardware:
     folders = backend_folders()
     if not any(map(is_built_for_gpus, folders)):
         return hardware
-    clues, known = _gpu_clues(folders), load_settings().state_dir / _NO_GPU_FILE
-    if clues and read_text(known) == clues:
+    clues, folder = _gpu_clues(folders), load_settings().state_dir
+    known = find_measured(_NO_GPU, {}, folder) if clues else None
+    if known is not None and known.get("clues") == clues:
         return hardware
     hardware = _with_gpus(hardware)
     if clues and not hardware.gpus:
         with suppress(LlmrunError):  # it can't be written: the next command asks again
-            write_whole(known, clues, makes_folder=True)
+            keep_measured(_NO_GPU, {}, folder, {"clues": clues})
     return hardware
 
 
-_NO_GPU_FILE = "no_gpu"
-"""In Settings.state_dir: the clues when an engine found no GPU. The wheel of a release has Vulkan on every machine."""
+_NO_GPU = "no gpu"
+"""Measured: the clues when an engine found no GPU. The wheel of a release has Vulkan on every machine."""
 _DRIVER_PATHS = (
     "/dev", "/dev/dri", "/etc/ld.so.cache",
     "/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "~/.local/share/vulkan/icd.d",

@@ -1,6 +1,6 @@
-"""Earlier measurements on this machine: entries of a file, by what was measured, machine, build of llama.cpp and model.
+"""Earlier measurements on this machine, by machine, build of llama.cpp and model.
 
-Every answer waits for this, so it reads small files and imports nothing heavy.
+Every answer waits for this, so it reads a small file and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrun.config import FASTER_VARIANTS_FILE, MEASURED_FILE
 from llmrun.errors import LlmrunError
 from llmrun.gguf.header import Header
 from llmrun.gguf.types import WEIGHT_TYPES
 from llmrun.planning.hardware import Hardware, probe
+from llmrun.planning.measured import find_measured, keep_measured
 from llmrun.planning.plan import Measurements, Plan
 from llmrun.protocol.codec import from_json, load_json
 from llmrun.protocol.llama_folder import has_variants, library_folder
@@ -25,15 +25,11 @@ from llmrun.protocol.loading import Load
 from llmrun.protocol.questions import Compare
 from llmrun.protocol.sizes import readable_size
 from llmrun.protocol.speculation import AttentionTime, ComparisonTimes, VariantTime
-from llmrun.storage import alone_in, disk_errors, write_whole
 
 if TYPE_CHECKING:
     from llmrun.protocol.loading import DeviceBuffer
 
 
-_SCHEMA = 1
-_MOST_BYTES = 1 << 20
-_MOST_ENTRIES = 200
 _LIBRARIES = ("libggml-cpu*.so", "libllama.so", "libggml-cpu*.dylib", "libllama.dylib", "ggml-cpu*.dll", "llama.dll")
 
 
@@ -45,63 +41,6 @@ def model_key(header: Header, hardware: Hardware) -> dict[str, Any]:
 def machine_key(hardware: Hardware) -> dict[str, Any]:
     """Return the part of a key that all models on this machine share."""
     return {"machine": _as_json(hardware.fingerprint), "build": _as_json(_build())}
-
-
-def find_measured(kind: str, key: dict[str, Any], folder: Path) -> dict[str, Any] | None:
-    """Return what was measured; None if it was not.
-
-    Args:
-        kind: what, such as "attention".
-        key: model_key() or machine_key(), for a measurement that holds for all models.
-        folder: config.Settings.state_dir.
-    """
-    path = folder / MEASURED_FILE
-    return find_entry(path, {"kind": kind, **key}) if path.exists() else None
-
-
-def keep_measured(kind: str, key: dict[str, Any], folder: Path, entry: dict[str, Any]) -> None:
-    """Store what was measured; arguments as of find_measured(). Raises as keep_entry()."""
-    keep_entry(folder / MEASURED_FILE, {"kind": kind, **key}, entry)
-
-
-def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a file; none if it is missing, damaged or of another version."""
-    try:
-        with path.open("rb") as file:
-            data = load_json(file.read(_MOST_BYTES))
-        if data["schema"] != _SCHEMA:
-            return []
-        return [entry for entry in data["entries"] if isinstance(entry, dict)]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
-
-
-def find_entry(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the entry of a key; None without one."""
-    return next((entry for entry in read_entries(path) if entry.get("key") == key), None)
-
-
-def keep_entry(path: Path, key: dict[str, Any], entry: dict[str, Any]) -> None:
-    """Write an entry; it replaces that of the same key.
-
-    Raises:
-        LlmrunError: the folder can't be written.
-    """
-    with _writing(path):
-        _write(path, [{"key": key, **entry}, *_others(path, key)][:_MOST_ENTRIES])
-
-
-def drop_entry(path: Path, key: dict[str, Any]) -> bool:
-    """Remove the entry of a key, and return whether there was one. Raises as keep()."""
-    if find_entry(path, key) is None:
-        return False
-    with _writing(path):
-        _write(path, _others(path, key))
-    return True
-
-
-def _others(path: Path, key: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for entry in read_entries(path) if entry.get("key") != key]
 
 
 def _as_json(value: Any) -> Any:
@@ -134,23 +73,6 @@ def _build() -> list[list[Any]]:
                 status = library.stat()
                 libraries.append([library.name, status.st_size, int(status.st_mtime)])
     return sorted(libraries)
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Keep other threads and processes from changing a file after it was read here."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(path.parent):
-            yield
-
-
-def _write(path: Path, remaining: list[dict[str, Any]]) -> None:
-    """Write the entries; remove the file if there are none, so that its presence means entries."""
-    if remaining:
-        write_whole(path, json.dumps({"schema": _SCHEMA, "entries": remaining}))
-    else:
-        path.unlink(missing_ok=True)
 
 
 def measured_before(header: Header, hardware: Hardware, folder: Path) -> Measurements:
@@ -281,7 +203,10 @@ def fastest_variants(hardware: Hardware, folder: Path) -> dict[str, tuple[str, f
     Args:
         folder: config.Settings.state_dir.
     """
-    times = variant_times(hardware, folder)
+    return _fastest_of(variant_times(hardware, folder))
+
+
+def _fastest_of(times: Sequence[VariantTime]) -> dict[str, tuple[str, float]]:
     return {name: _fastest(times, {name: 1}) for name in dict.fromkeys(time.type for time in times)}
 
 
@@ -323,13 +248,10 @@ def remember_variants(times: tuple[VariantTime, ...], hardware: Hardware, folder
     """
     types = {time.type for time in times}
     others = [time for time in variant_times(hardware, folder) if time.type not in types]
-    key, path = machine_key(hardware), folder / FASTER_VARIANTS_FILE
-    keep_measured("variants", key, folder, {"times": [time._asdict() for time in (*others, *times)]})
-    faster = [name for name, (_, gain) in fastest_variants(hardware, folder).items() if gain >= _MIN_GAIN]
-    if faster:
-        keep_entry(path, key, {"types": faster})
-    else:
-        drop_entry(path, key)
+    found = [*others, *times]
+    is_faster = any(gain >= _MIN_GAIN for _, gain in _fastest_of(found).values())
+    entry = {"times": [time._asdict() for time in found]}
+    keep_measured("variants", machine_key(hardware), folder, entry, loads_otherwise=is_faster)
 
 
 # ---- the difference between planned and allocated GPU memory: said once, and part of the next plan of the same model

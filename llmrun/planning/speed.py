@@ -18,7 +18,8 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from llmrun.errors import LlmrunError
 from llmrun.planning.hardware import Hardware, probe_details
-from llmrun.planning.measurements import find_measured, keep_measured, machine_key
+from llmrun.planning.measured import find_measured, keep_measured
+from llmrun.planning.measurements import machine_key
 from llmrun.protocol.codec import as_dict, from_json
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import KERNELS, STAND_IN, MachineSpeed, MeasureKernels, Rates

@@ -1,4 +1,4 @@
-"""The settings that `llmrun tune` may change, its results in tune.json, and the best of them for an answer."""
+"""The settings that `llmrun tune` may change, its results, and the best of them for an answer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llmrun.config import FASTER_VARIANTS_FILE, TUNE_FILE
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import Hardware, probe
-from llmrun.planning.measurements import (
-    drop_entry,
-    find_entry,
-    keep_entry,
-    machine_key,
-    measured_variant,
-    model_key,
-    read_entries,
-)
+from llmrun.planning.measured import drop_measured, find_measured, keep_measured, measured
+from llmrun.planning.measurements import machine_key, measured_variant, model_key
 from llmrun.planning.memory import KV_BYTES, MOST_UBATCH
 from llmrun.planning.preferences import ATTENTION, LoadPreferences
 from llmrun.protocol.codec import as_dict, from_json
@@ -38,6 +30,7 @@ from llmrun.protocol.settings import (
     shown,
 )
 
+_KIND = "tune"
 SPINS = 8000
 """Times that an idle thread of libgomp looks for work before it sleeps, in our engine: part of a millisecond."""
 _SPINS_BESIDE_GPU = 300_000
@@ -227,8 +220,7 @@ def remembered(header: Header, hardware: Hardware, folder: Path) -> TunedSetting
     Args:
         folder: config.Settings.state_dir.
     """
-    path = folder / TUNE_FILE
-    entry = find_entry(path, model_key(header, hardware)) if path.exists() else None
+    entry = find_measured(_KIND, model_key(header, hardware), folder)
     return _tuned(entry) if entry else None
 
 
@@ -236,15 +228,12 @@ def loads_as_usual(path: Path, folder: Path) -> bool:
     """Return whether the settings measured for a model load its weights in the default way, so that loading can begin.
 
     Args:
-        path: of the model; only read if the settings of some model may load it otherwise.
+        path: of the model.
         folder: config.Settings.state_dir.
 
     Raises:
         BadModelError: the file is damaged.
     """
-    results = [tuned for entry in read_entries(folder / TUNE_FILE) if (tuned := _tuned(entry)) is not None]
-    if all(_keep_usual_weights(tuned) for tuned in results) and not (folder / FASTER_VARIANTS_FILE).exists():
-        return True
     header, hardware = read_header(path), probe()
     result = remembered(header, hardware, folder)
     return not measured_variant(header, hardware, folder) if result is None else _keep_usual_weights(result)
@@ -256,12 +245,12 @@ def _keep_usual_weights(tuned: TunedSettings) -> bool:
 
 def summaries(hardware: Hardware, folder: Path) -> list[str]:
     """Return a line for each result of this machine and build, the latest first."""
-    entries = read_entries(folder / TUNE_FILE)
+    entries = measured(_KIND, folder)
     here = machine_key(hardware) if entries else {}
     lines = []
     for entry in entries:
-        tuned, key = _tuned(entry), entry.get("key")
-        if tuned is not None and isinstance(key, dict) and {**key, **here} == key:
+        tuned, key = _tuned(entry), entry["key"]
+        if tuned is not None and {**key, **here} == key:
             lines.append(f"{entry.get('name') or 'a model without a name'}, {tuned.summary}")
     return lines
 
@@ -277,7 +266,8 @@ def remember(tuned: TunedSettings, header: Header, hardware: Hardware, folder: P
     """
     data = as_dict(tuned)
     data |= {"default": tuned.default.to_json(), "others": [profile.to_json() for profile in tuned.others]}
-    keep_entry(folder / TUNE_FILE, model_key(header, hardware), {"name": name, "tuned": data})
+    entry, loads_otherwise = {"name": name, "tuned": data}, not _keep_usual_weights(tuned)
+    keep_measured(_KIND, model_key(header, hardware), folder, entry, loads_otherwise=loads_otherwise)
 
 
 def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
@@ -286,7 +276,7 @@ def forget(header: Header, hardware: Hardware, folder: Path) -> bool:
     Raises:
         LlmrunError: the folder can't be written.
     """
-    return drop_entry(folder / TUNE_FILE, model_key(header, hardware))
+    return drop_measured(_KIND, model_key(header, hardware), folder)
 
 
 def _read_profile(data: Mapping[str, Any]) -> Profile:

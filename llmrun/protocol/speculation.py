@@ -38,7 +38,7 @@ class VariantTime(NamedTuple):
 
 
 class ComparisonTimes(NamedTuple):
-    """The times of settings that an idle engine compared; none where other work disturbed it, or nothing was requested."""
+    """The times of settings that an idle engine compared; none where other work disturbed it, or nobody asked."""
 
     attention: tuple[AttentionTime, ...] = ()  # flash attention
     variants: tuple[VariantTime, ...] = ()  # those of the processor; of each type, ggml's choice first

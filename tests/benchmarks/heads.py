@@ -30,7 +30,6 @@ from random_model import HYBRID_4B, write_model
 from support.mtp_models import write_mtp_model
 
 from llmrun import _native
-from llmrun._native import SuffixAutomaton
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
@@ -63,7 +62,7 @@ def answered(model: LlamaModel, count: int, speculation: Speculation | None) -> 
         prompt = context.vocabulary.tokenize(text, special=False)
         drafting = None
         if heads is not None and speculation is not None:
-            drafting = Drafting(speculation, SuffixAutomaton(), prompt, heads.drafter(), costs, is_repeatable=True)
+            drafting = Drafting(speculation, prompt, heads, costs, is_repeatable=True)
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
         engine.add(Sequence(number, prompt, sampler, Limits(N_TOKENS), drafting=drafting))
         sequences.append(engine._waiting[-1])

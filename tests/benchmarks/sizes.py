@@ -5,7 +5,8 @@
 Read from git, so that a commit need not be checked out. The runner is llmrun/ without the laboratory, llmrun/lab/. A
 constant is a number under a name in capitals at the top of a module. Places that state a parameter's facts are counted
 for --top-k: files of llmrun/ and native/ that quote its name, or give the name a type or a value; tests, comments and
-calls that only use it are none. hops.py counts its way to the sampler.
+calls that only use it are none. hops.py counts its way to the sampler. Ways to draft are the names of the methods by
+which classes of the engine return drafts. Files of measurements are those with a name in planning/ or config.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from pathlib import Path
 
 FOLDERS = {"llmrun": ".py", "native": (".cpp", ".hpp"), "tests": ".py"}
 LABORATORY, CORE = "llmrun/lab/", "llmrun/engine/core/"
+_SOURCES_OF_DRAFTS = (f"{CORE}draft", f"{CORE}mtp")
+_DRAFTING = {"draft", "compute", "propose"}
+_MEASURING, _NOT_MEASURED = ("llmrun/config.py", "llmrun/planning/"), "LAST_MODEL_FILE"
 _RECORD = {"dataclass", "NamedTuple"}
 _STATING = (".py", ".pyi", ".js", ".cpp", ".hpp")
 _COMMENT = re.compile(r'"""[\s\S]*?"""|//[^\n]*|(?m:^\s*#[^\n]*)')
@@ -89,6 +93,20 @@ def inner_imports(tree: ast.Module) -> Iterator[ast.stmt]:
             yield from (node for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom)))
 
 
+def ways_to_draft(tree: ast.Module) -> set[str]:
+    """Return the names of methods that return drafts."""
+    classes = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    methods = (node for each in classes for node in each.body if isinstance(node, ast.FunctionDef))
+    return {node.name for node in methods} & _DRAFTING
+
+
+def files_of_measurements(tree: ast.Module) -> int:
+    """Return the number of a module's constants with the name of such a file."""
+    named = (node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant))
+    names = [target.id for node in named for target in node.targets if isinstance(target, ast.Name)]
+    return sum(name.endswith("_FILE") and name != _NOT_MEASURED for name in names)
+
+
 def figures(commit: str) -> dict[str, int]:
     """Return each figure of a commit by its name."""
     found: dict[str, int] = {}
@@ -114,6 +132,10 @@ def figures(commit: str) -> dict[str, int]:
         found["constants"] = sum(counts.values())
         found["constants of the runner"] = sum(counts[name] for name in runner)
         found["constants in engine/core"] = sum(count for name, count in counts.items() if name.startswith(CORE))
+        drafting = [tree for name, tree in trees.items() if name.startswith(_SOURCES_OF_DRAFTS)]
+        found["ways to draft"] = len(set[str]().union(*map(ways_to_draft, drafting)))
+        measuring = [tree for name, tree in trees.items() if name.startswith(_MEASURING)]
+        found["files of measurements"] = sum(map(files_of_measurements, measuring))
         found["functions"] = sum(isinstance(node, _FUNCTIONS) for node in nodes)
         found["imports inside functions"] = len({id(node) for tree in trees.values() for node in inner_imports(tree)})
         found["modules under 40 lines"] = sum(text.count("\n") < 40 for text in modules.values())

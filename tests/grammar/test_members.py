@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-import pytest
 from support.fake_context import END, FakeVocabulary
 from support.schema_answers import allowed
+from support.seeds import for_seeds
 
 from llmrun.engine.constraint.matcher import Matcher, compile_lark
 from llmrun.grammar.members import MAX_BITS, Members, members_rules
@@ -55,7 +55,7 @@ def sequences(names: str) -> Iterator[tuple[str, ...]]:
         yield from product((*names, OTHER), repeat=size)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_seeds(40)
 def test_names_are_allowed_as_the_twin_says(seed: int) -> None:
     names, members = random_members(random.Random(seed))
     grammar = constraint(members)
@@ -64,7 +64,7 @@ def test_names_are_allowed_as_the_twin_says(seed: int) -> None:
         assert (grammar.allowed(text) == len(text)) == is_complete(written, names, members), (members, written)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_seeds(40)
 def test_no_way_is_a_dead_end(seed: int) -> None:
     choose = random.Random(seed)
     _, members = random_members(choose)

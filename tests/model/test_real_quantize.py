@@ -8,6 +8,8 @@ import os
 import resource
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,9 @@ from support.plain_llama import assert_greedy, smollm2_prompt
 from support.random_model import write_random_model
 
 from llmrun.gguf.reader import read_header
+from llmrun.lab.quantize.job import QuantizeRequest, quantize
 from llmrun.lab.quantize.types import NEED_IMATRIX
+from llmrun.runner.client import EngineClient
 
 # benchmarks/quantize.py compares all types with llama-quantize, those that take long too.
 SMOLLM2 = ("F16", "Q4_0", "Q8_0", "Q4_K_M")
@@ -79,40 +83,50 @@ def half(command: str, pulled: None, model_path: Path, tmp_path_factory: pytest.
 
 
 @pytest.fixture(scope="module")
-def half_hash(half: Path) -> str:
-    """data_hash() of it."""
-    return data_hash(half)
-
-
-@pytest.fixture(scope="module")
-def whole(half: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """data_hash() of SmolLM2 in Q4_0, made by llama.cpp."""
-    target = tmp_path_factory.mktemp("whole") / "Q4_0.gguf"
-    plain_llama.quantize(half, target, "Q4_0")
-    return data_hash(target)
+def k_quant(command: str, half: Path) -> tuple[Path, str]:
+    """SmolLM2 in Q4_K_M, and what the command said."""
+    path = half.with_name("smollm2-Q4_K_M.gguf")
+    words = [command, "quantize", str(half), str(path), "--type", "Q4_K_M"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (0, "")
+    return path, done.stderr
 
 
 @pytest.mark.parametrize("kind", SMOLLM2)
 def test_smollm2_as_llama_quantize_writes_it(
-    llmrun: Installed, model_path: Path, half: Path, tmp_path: Path, kind: str
+    llmrun: Installed, model_path: Path, half: Path, k_quant: tuple[Path, str], tmp_path: Path, kind: str
 ) -> None:
-    path = half if kind == "F16" else tmp_path / f"{kind}.gguf"
-    if kind != "F16":
+    path = {"F16": half, "Q4_K_M": k_quant[0]}.get(kind) or tmp_path / f"{kind}.gguf"
+    if path.parent == tmp_path:
         quantized(llmrun, half, path, kind)
-    plain_llama.quantize(model_path if kind == "F16" else half, tmp_path / "plain.gguf", kind)
+    plain_llama.quantize(model_path if kind == "F16" else half, {kind: tmp_path / "plain.gguf"})
     assert data_hash(path) == data_hash(tmp_path / "plain.gguf")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[EngineClient]:
+    """An engine that quantizes, as the command's does."""
+    with closing(EngineClient()) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def plain(small: Path, imatrix: Path) -> dict[str, Path]:
+    """The random model in each type, written by llama.cpp."""
+    paths = {kind: small.with_name(f"{kind}.gguf") for kind in RANDOM}
+    weights = weights_of(imatrix)
+    plain_llama.quantize(small, paths, {kind: weights for kind in RANDOM if kind in NEED_IMATRIX})
+    return paths
 
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_random_weights_as_llama_quantize_writes_it(
-    llmrun: Installed, small: Path, imatrix: Path, tmp_path: Path, kind: str
+    engine: EngineClient, plain: dict[str, Path], small: Path, imatrix: Path, tmp_path: Path, kind: str
 ) -> None:
-    options = ["--imatrix", str(imatrix)] if kind in NEED_IMATRIX else []
-    done = quantized(llmrun, small, tmp_path / "out.gguf", kind, *options)
-    weights = weights_of(imatrix) if kind in NEED_IMATRIX else {}
-    plain_llama.quantize(small, tmp_path / "plain.gguf", kind, weights)
-    assert data_hash(tmp_path / "out.gguf") == data_hash(tmp_path / "plain.gguf")
-    assert done["n_bytes"] == (tmp_path / "out.gguf").stat().st_size
+    request = QuantizeRequest(small, tmp_path / "out.gguf", kind, imatrix=imatrix if kind in NEED_IMATRIX else None)
+    done = quantize(request, engine=engine)
+    assert data_hash(request.target) == data_hash(plain[kind])
+    assert done.n_bytes == request.target.stat().st_size
 
 
 def weights_of(imatrix: Path) -> dict[str, list[float]]:
@@ -128,13 +142,10 @@ def quantized(llmrun: Installed, source: Path, target: Path, kind: str, *options
     return dict(json.loads(done.stdout))
 
 
-def test_what_comes_out_answers(llmrun: Installed, half: Path, tmp_path: Path) -> None:
-    path = tmp_path / "smollm2-Q4_K_M.gguf"
-    done = llmrun.run("quantize", str(half), str(path), "--type", "Q4_K_M")
-    assert done.returncode == 0
-    assert b"F16 270.9 MB -> Q4_K_M 105.5 MB, 6.17 bits per weight" in done.stderr
-    assert done.stdout == b""
-    assert b"180 of 272 tensors get another type" in done.stderr
+def test_what_comes_out_answers(llmrun: Installed, k_quant: tuple[Path, str]) -> None:
+    path, said = k_quant
+    assert "F16 270.9 MB -> Q4_K_M 105.5 MB, 6.17 bits per weight" in said
+    assert "180 of 272 tensors get another type" in said
     question = "What is the capital of France?"
     answer = llmrun.run("run", str(path), "--temp", "0", "-n", "16", question)
     assert_greedy(path, (smollm2_prompt(question), answer.stdout.decode().removesuffix("\n")))
@@ -179,13 +190,28 @@ def test_a_folder_of_hugging_face(llmrun: Installed, tmp_path: Path) -> None:
 OLD = b"an old file"
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes long enough to be disturbed, in F32."""
+    return write_random_model(tmp_path_factory.mktemp("source") / "source-F32.gguf", width=512, layers=4)
+
+
+@pytest.fixture(scope="module")
+def whole(source: Path) -> Path:
+    """It in Q4_0, made by llama.cpp."""
+    path = source.with_name("Q4_0.gguf")
+    plain_llama.quantize(source, {"Q4_0": path})
+    return path
+
+
 class Scene:
     """A quantization that is going to be disturbed."""
 
-    def __init__(self, llmrun: Installed, source: Path, source_hash: str, folder: Path, whole: str) -> None:
-        self.llmrun, self.source, self.target, self.whole = llmrun, source, folder / "out.gguf", whole
+    def __init__(self, llmrun: Installed, source: Path, folder: Path, whole: Path) -> None:
+        self.llmrun, self.source, self.target = llmrun, source, folder / "out.gguf"
+        self.whole, self.size = data_hash(whole), whole.stat().st_size
         self.target.write_bytes(OLD)
-        self._before = (source.stat().st_mtime_ns, source.stat().st_size, source_hash)
+        self._before = (source.stat().st_mtime_ns, source.stat().st_size, data_hash(source))
 
     def start(self, **more: Any) -> subprocess.Popen[bytes]:
         """Begin."""
@@ -209,24 +235,18 @@ class Scene:
 
 
 @pytest.fixture
-def scene(llmrun: Installed, half: Path, half_hash: str, whole: str, tmp_path: Path) -> Scene:
-    return Scene(llmrun, half, half_hash, tmp_path, whole)
+def scene(llmrun: Installed, source: Path, whole: Path, tmp_path: Path) -> Scene:
+    return Scene(llmrun, source, tmp_path, whole)
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"),
-    [
-        (signal.SIGKILL, 1),
-        (signal.SIGKILL, 91_726_912),
-        (signal.SIGINT, 70_000_000),
-        (signal.SIGTERM, 30_000_000),
-        (signal.SIGHUP, 30_000_000),
-    ],
+    ("number", "share"),
+    [(signal.SIGKILL, 0), (signal.SIGKILL, 1), (signal.SIGINT, 0.7), (signal.SIGTERM, 0.3), (signal.SIGHUP, 0.3)],
 )
-def test_a_signal_when_so_many_bytes_are_written(scene: Scene, number: signal.Signals, moment: int) -> None:
+def test_a_signal_when_a_share_is_written(scene: Scene, number: signal.Signals, share: float) -> None:
     process = scene.start()
     engine = engine_of(process.pid)
-    eventually(lambda: scene.written() >= moment or process.poll() is not None, SECONDS)
+    eventually(lambda: scene.written() >= max(1, share * scene.size) or process.poll() is not None, SECONDS)
     process.send_signal(number)
     status = process.wait(SECONDS)
     ends = {each: -each for each in (signal.SIGKILL, signal.SIGINT)} | {signal.SIGHUP: 128 + signal.SIGTERM}
@@ -244,15 +264,16 @@ def test_a_signal_when_so_many_bytes_are_written(scene: Scene, number: signal.Si
 
 def test_the_engine_dies(scene: Scene) -> None:
     process = scene.start()
-    eventually(lambda: scene.written() > 10_000_000, SECONDS)
+    eventually(lambda: scene.written() > scene.size / 10, SECONDS)
     os.kill(engine_of(process.pid).pid, signal.SIGKILL)
     assert process.wait(SECONDS) == 8
     assert scene.target.read_bytes() == OLD
     assert not scene.temporaries()
 
 
-@pytest.mark.parametrize("limit", [4096, 91_726_911])
-def test_a_disk_that_takes_no_more(scene: Scene, limit: int) -> None:
+@pytest.mark.parametrize("is_nearly_whole", [False, True])
+def test_a_disk_that_takes_no_more(scene: Scene, is_nearly_whole: bool) -> None:
+    limit = scene.size - 1 if is_nearly_whole else 4096
     process = scene.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     _, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 6, stderr

@@ -19,7 +19,7 @@ from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remem
 @pytest.fixture
 def tuned_file(llmrun: Installed, tmp_path: Path) -> Path:
     """Where the fixture's command remembers what it finds."""
-    return tmp_path / "llmrun-home" / "tune.json"
+    return tmp_path / "llmrun-home" / "measured.json"
 
 
 @pytest.mark.slow

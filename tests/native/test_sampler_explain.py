@@ -12,6 +12,7 @@ from support.chi_square import assert_drawn_from
 from support.masks import mask_of, only
 from support.sampler_cases import OFF, PARAMETERS, native_sampler, random_parameters, rows, shuffled_order
 from support.sampler_twin import Twin
+from support.seeds import for_seeds
 
 from llmrun import _native
 from llmrun.protocol.params import STEPS, SamplingParams
@@ -42,7 +43,7 @@ def last(steps: Steps) -> dict[int, float]:
 # ---- against the twin ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_seeds(150)
 def test_each_step_is_the_twins(seed: int) -> None:
     draw = random.Random(900 + seed)
     params = random_parameters(draw)

@@ -16,12 +16,13 @@ from support.sampler_cases import (
     shuffled_order,
 )
 from support.sampler_llama import assert_same_as_llama
+from support.seeds import for_seeds
 
 from llmrun import _native
 from llmrun.protocol.params import STEPS, SamplingParams
 
 
-@pytest.mark.parametrize("seed", range(120))
+@for_seeds(120)
 def test_any_order_is_llama_cpp(seed: int) -> None:
     draw = random.Random(seed)
     name = draw.choice([name for name in PARAMETERS if not name.startswith("mirostat")])
@@ -29,7 +30,7 @@ def test_any_order_is_llama_cpp(seed: int) -> None:
     assert_same_as_llama(params, seed, rows(draw.choice([20, 300, 300, 3000]), 24, seed))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_seeds(60)
 def test_any_order_of_many_steps_is_llama_cpp(seed: int) -> None:
     draw = random.Random(1000 + seed)
     params = replace(random_parameters(draw), mirostat=0, order=shuffled_order(draw))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,10 +14,10 @@ import pytest
 from support.gguf_writer import tiny_model, write
 from support.random_model import write_random_model
 
-from llmrun.config import FASTER_VARIANTS_FILE, MEASURED_FILE
+from llmrun.config import LOADS_OTHERWISE, MEASURED_FILE, may_load_otherwise
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
-from llmrun.planning import measurements
+from llmrun.planning import measured, measurements
 from llmrun.planning.hardware import Hardware, probe
 from llmrun.planning.measurements import (
     Comparisons,
@@ -41,20 +42,39 @@ from llmrun.protocol.speculation import AttentionTime, ComparisonTimes, VariantT
 
 
 def test_no_thread_loses_what_another_one_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = measurements.read_entries
+    read, folder = measured._read, tmp_path / "new folder"
 
     def slowly(path: Path) -> list[dict[str, Any]]:
         found = read(path)
         time.sleep(0.01)
         return found
 
-    path = tmp_path / "new folder" / "measured.json"
     with monkeypatch.context() as patched:
-        patched.setattr(measurements, "read_entries", slowly)
+        patched.setattr(measured, "_read", slowly)
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda number: measurements.keep_entry(path, {"n": number}, {"of": number}), range(16)))
-            list(threads.map(lambda number: measurements.drop_entry(path, {"n": number}), range(8)))
-    assert sorted(entry["of"] for entry in read(path)) == list(range(8, 16))
+            list(threads.map(lambda n: measured.keep_measured("speed", {"n": n}, folder, {"of": n}), range(16)))
+            list(threads.map(lambda n: measured.drop_measured("speed", {"n": n}, folder), range(8)))
+    assert sorted(entry["of"] for entry in measured.measured("speed", folder)) == list(range(8, 16))
+
+
+def test_files_of_earlier_versions_are_read_until_the_file_is_written(tmp_path: Path) -> None:
+    """What `llmrun tune` had found took minutes; a mark said that a start should look for a faster variant."""
+    remember_variants(times_of("Q8_0", zen4=1.0, haswell=0.8), MACHINE, tmp_path)
+    path = tmp_path / MEASURED_FILE
+    path.write_text(path.read_text().replace(f', "{LOADS_OTHERWISE}": true', ""))
+    assert not may_load_otherwise(tmp_path)
+    (tmp_path / "faster_variants.json").touch()
+    (tmp_path / "no_gpu").write_text("clues")
+    tuned = [{"key": {"shape": number}, "tuned": {"depth": number}} for number in range(2)]
+    (tmp_path / "tune.json").write_text(json.dumps({"schema": 1, "entries": tuned}))
+    for _ in range(2):
+        assert may_load_otherwise(tmp_path)
+        found = measured.find_measured("tune", {"shape": 1}, tmp_path)
+        assert found is not None
+        assert found["tuned"] == {"depth": 1}
+        assert fastest_variants(MACHINE, tmp_path)["Q8_0"][0] == "haswell"
+        measured.keep_measured("tune", {"shape": 0}, tmp_path, {"tuned": {}})
+        assert [each.name for each in tmp_path.glob("*") if each.suffix != ".lock"] == [MEASURED_FILE]
 
 
 # ---- the flash attention setting that was measured is remembered for this machine, build and model
@@ -144,12 +164,9 @@ def test_another_variant_has_to_gain(
 
 
 def test_only_a_faster_variant_keeps_a_start_from_loading_ahead(tmp_path: Path) -> None:
-    remember_variants(times_of("Q4_0", zen4=1.0, haswell=1.1), MACHINE, tmp_path)
-    assert not (tmp_path / FASTER_VARIANTS_FILE).exists()
-    remember_variants(times_of("Q8_0", zen4=1.0, haswell=0.8), MACHINE, tmp_path)
-    assert (tmp_path / FASTER_VARIANTS_FILE).exists()
-    remember_variants(times_of("Q8_0", zen4=1.0, haswell=1.0), MACHINE, tmp_path)
-    assert not (tmp_path / FASTER_VARIANTS_FILE).exists()
+    for type_name, haswell, is_faster in (("Q4_0", 1.1, False), ("Q8_0", 0.8, True), ("Q8_0", 1.0, False)):
+        remember_variants(times_of(type_name, zen4=1.0, haswell=haswell), MACHINE, tmp_path)
+        assert may_load_otherwise(tmp_path) == is_faster
 
 
 @pytest.mark.parametrize(("haswell", "is_usual"), [(1.5, True), (0.5, False)])

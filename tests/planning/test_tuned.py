@@ -9,6 +9,7 @@ import pytest
 from support.gguf_writer import tiny_model, write
 
 from llmrun.__main__ import _load_ahead
+from llmrun.config import MEASURED_FILE
 from llmrun.gguf.reader import read_header
 from llmrun.planning.hardware import probe
 from llmrun.planning.tuned import Profile, TunableSettings, TunedSettings, remember
@@ -78,6 +79,6 @@ def test_settings_of_another_model_do_not_count(opened: list[str], path: Path, h
 
 @pytest.mark.parametrize("content", ["", "{", '{"schema": 1, "entries": [{"key": 3, "tuned": 4}]}', "[" * 100_000])
 def test_a_damaged_file_is_as_good_as_none(opened: list[str], path: Path, home: Path, content: str) -> None:
-    (home / "tune.json").write_text(content)
+    (home / MEASURED_FILE).write_text(content)
     _load_ahead(str(path))
     assert opened == [str(path)]

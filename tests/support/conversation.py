@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from llmrun.engine.core.draft_model import DraftModel
+from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import NO_SALT, Prefix, Salt
@@ -43,7 +43,7 @@ class Conversation:
         model: Model,
         states: KVStore | None = None,
         *,
-        draft_model: DraftModel | None = None,
+        draft_model: DraftWeights | None = None,
         adapts: bool = False,
         prefixes: list[Prefix] | None = None,
         threads: ThreadChooser | None = None,

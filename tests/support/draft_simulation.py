@@ -9,14 +9,15 @@ such heads are. The time is the sum of the steps' by the table, so it is the sam
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from llmrun._native import CancelFlag, SuffixAutomaton
+from llmrun._native import CancelFlag
+from llmrun.engine.core.draft_source import Draft, DraftedSequence
 from llmrun.engine.core.drafts import Drafting
-from llmrun.engine.core.mtp_model import HeadDrafter, HeadModel
+from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.steps import ON_DEVICE, ON_PROCESSOR, StepCost, StepCosts, cost_of
 from llmrun.engine.llama.base import Entry, RunLimit
 from llmrun.protocol.messages import Finished, Stats
@@ -164,28 +165,28 @@ TEXTS: dict[str, tuple[Callable[[random.Random, int], list[int]], float]] = {
 class _Heads(HeadModel):
     """Heads that know the texts, and are wrong as often as asked."""
 
+    n_most = 7
+
     def __init__(self, texts: Sequence[Sequence[int]], share: float, seed: int) -> None:
         self._texts, self._share, self._draws = texts, share, random.Random(seed)
-        self.has_failed, self.drafting = False, list[int]()
-
-    @property
-    def n_most(self) -> int:
-        return 7
+        self.drafting = list[int]()
 
     def switch_on(self) -> None: ...
 
-    def can_draft(self, drafter: HeadDrafter) -> bool:
-        return drafter.n_waiting == 1
+    def count_missing(self, sequence: DraftedSequence) -> int | None:
+        return 0 if sequence.n_waiting == 1 else None
 
-    def compute(self, drafters: Sequence[HeadDrafter]) -> None:
-        asking = [each for each in drafters if each.n_requested]
-        rows = 2
+    def propose(self, asked: Mapping[DraftedSequence, int]) -> dict[DraftedSequence, Draft]:
+        drafts = {sequence: Draft("heads") for sequence in asked}
+        asking, rows = [*asked], 2
         while asking:
             self.drafting.append(rows * len(asking))
-            rows, asking = 1, [each for each in asking if each.push(self._next(each), 0.0) is not None]
+            for sequence in asking:
+                drafts[sequence].tokens.append(self._next([*sequence.tokens, *drafts[sequence].tokens]))
+            rows, asking = 1, [each for each in asking if len(drafts[each].tokens) < asked[each]]
+        return drafts
 
-    def _next(self, drafter: HeadDrafter) -> int:
-        tokens = [*drafter._tokens, *drafter._draft]
+    def _next(self, tokens: Sequence[int]) -> int:
         right = self._texts[tokens[0] - _N_WORDS][len(tokens)]
         return right if self._draws.random() < self._share else (right + 1) % _N_WORDS
 
@@ -241,7 +242,7 @@ def _answer(
     """Answer with drafts, or without."""
     talk = Conversation(
         model,
-        draft_model=heads,  # type: ignore[arg-type]
+        draft_model=heads,
         n_ctx=_N_PROMPT + n_tokens + 40,
         n_batch=256,
         n_seq_max=len(texts),
@@ -256,8 +257,7 @@ def _answer(
     for number, text in enumerate(texts):
         prompt, drafting = text[:_N_PROMPT], None
         if speculation is not None:
-            drafter = heads.drafter() if heads is not None else None
-            drafting = Drafting(speculation, SuffixAutomaton(), prompt, drafter, costs)
+            drafting = Drafting(speculation, prompt, heads, costs)
         talk.ask(prompt, most=n_tokens, request=number, drafting=drafting)
     stats, limit = list[Stats](), RunLimit(64, 0.0, CancelFlag(), None)
     while talk.engine.busy:

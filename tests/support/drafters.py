@@ -1,24 +1,27 @@
-"""Drafters for tests of what happens to drafts."""
+"""Sources of drafts for tests of what happens to drafts."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+
+from llmrun.engine.core.draft_source import Draft, DraftedSequence
 
 
-class NoDrafter:
-    """A drafter of text that never has a draft, so that all come from elsewhere; a base for drafters that have some."""
+class NoDrafts:
+    """A source that never has a draft, so that all come from elsewhere."""
 
-    def __init__(self) -> None:
-        self._length = 0
+    def propose(self, asked: Mapping[DraftedSequence, int]) -> dict[DraftedSequence, Draft]:
+        return {sequence: Draft("answer", 0) for sequence in asked}
 
-    def __len__(self) -> int:
-        return self._length
 
-    def extend(self, tokens: Any) -> None:
-        self._length += len(tokens)
+class Foreseeing:
+    """A source that knows an answer, and of each of its tokens what to draft."""
 
-    def rewind(self, length: int) -> None:
-        self._length = length
+    def __init__(self, whole: Sequence[int], drafted: Callable[[int], int] = int) -> None:
+        self._whole, self._drafted = whole, drafted
 
-    def draft(self, limit: int) -> tuple[list[int], int]:
-        return [], 0
+    def propose(self, asked: Mapping[DraftedSequence, int]) -> dict[DraftedSequence, Draft]:
+        return {sequence: self._draft(len(sequence.tokens), limit) for sequence, limit in asked.items()}
+
+    def _draft(self, start: int, limit: int) -> Draft:
+        return Draft("prompt", 3, [self._drafted(token) for token in self._whole[start : start + limit]])

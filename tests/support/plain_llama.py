@@ -66,10 +66,19 @@ def column_sums(path: Path, text: str, n_ctx: int, chunks: int, names: Sequence[
     return dict(found)
 
 
-def quantize(source: Path, target: Path, kind: str, weights: dict[str, list[float]] | None = None) -> None:
-    """What llama-quantize does; weights are those of an importance matrix, divided by their counts."""
-    problem = _do("quantize", source=str(source), target=str(target), kind=kind, weights=weights or {})
-    assert not problem, problem
+def quantize(source: Path, targets: dict[str, Path], weights: dict[str, dict[str, list[float]]] | None = None) -> None:
+    """What llama-quantize does, a file for each type.
+
+    Args:
+        weights: by type, those of an importance matrix, divided by their counts.
+    """
+    for kind, problem in _do(
+        "quantize",
+        source=str(source),
+        targets={kind: str(path) for kind, path in targets.items()},
+        weights=weights or {},
+    ).items():
+        assert not problem, (kind, problem)
 
 
 def _do(task: str, **arguments: Any) -> Any:
@@ -215,7 +224,11 @@ def _column_sums(path: str, text: str, n_ctx: int, chunks: int, names: list[str]
     return {name: values.tolist() for name, values in sums.items()}
 
 
-def _quantize(source: str, target: str, kind: str, weights: dict[str, list[float]]) -> str:
+def _quantize(source: str, targets: dict[str, str], weights: dict[str, dict[str, list[float]]]) -> dict[str, str]:
+    return {kind: _quantize_to(source, target, kind, weights.get(kind, {})) for kind, target in targets.items()}
+
+
+def _quantize_to(source: str, target: str, kind: str, weights: dict[str, list[float]]) -> str:
     llama = import_llama()
     params = llama.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{kind}"), True

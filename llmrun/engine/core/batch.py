@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from llmrun._native import StepShape
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.draft_source import DraftWeights
+from llmrun.engine.core.draft_source import DraftedSequence, DraftWeights
 from llmrun.engine.core.drafts import Drafting, choose_together
 from llmrun.engine.core.media import MediaPart
 from llmrun.engine.core.sequence import Sequence, blame
@@ -94,14 +94,13 @@ def _draft(chosen: Collection[tuple[Sequence, int]], spare: BatchCapacity, model
                 with blame(sequence):
                     rows += sequence.plan_draft(sequence.drafting, limit, StepShape(rows, len(chosen)))
                 planned.append((sequence, sequence.drafting))
-    if model is not None:
-        drafters = (drafting.model for _, drafting in planned)
-        requesting = [drafter for drafter in drafters if drafter is not None and drafter.n_requested is not None]
-        if requesting:
-            model.compute(requesting)  # the drafters are this model's
+    asked: dict[DraftedSequence, int] = {
+        sequence: drafting.n_requested for sequence, drafting in planned if drafting.n_requested is not None
+    }
+    by_model = model.propose(asked) if model is not None and asked else {}
     for sequence, drafting in planned:
         with blame(sequence):
-            sequence.draft = drafting.take(sequence.sampler.allowed)
+            sequence.draft = drafting.take(by_model.get(sequence), sequence.sampler.allowed)
     if spare.are_equal and len(chosen) > 1:
         has_equal_shares = len({share for _, share in chosen}) == 1
         length = min(len(sequence.draft) for sequence, _ in chosen) if has_equal_shares else 0
@@ -116,12 +115,10 @@ def _plan_together(
     asking: list[tuple[Sequence, Drafting]] = []
     for sequence, _ in chosen:
         drafting = sequence.drafting
-        if drafting is not None and drafting.model is not None:
-            drafting.model.place(sequence.slot, sequence.n_waiting)
-            if drafting.can_ask_model:
-                drafting.refuse()  # until it is planned
-                if drafting.model.count_missing() == 0:
-                    asking.append((sequence, drafting))
+        if drafting is not None and drafting.model is not None and drafting.can_ask_model:
+            drafting.refuse()  # until it is planned
+            if drafting.model.count_missing(sequence) == 0:
+                asking.append((sequence, drafting))
     if not asking or (spare.are_equal and len(asking) < len(chosen)):
         return []
     n_tokens, n = sum(share for _, share in chosen), len(asking)
@@ -134,5 +131,5 @@ def _plan_together(
         return []
     step = StepShape(n_tokens, len(chosen))
     for sequence, drafting in asking:
-        drafting.plan_together(sequence.tokens, length, cost, step)
+        drafting.plan_together(sequence, length, cost, step)
     return asking

@@ -1,6 +1,6 @@
 """Speculative decoding of one answer: tokens drafted in advance, so that one step can verify several.
 
-Owns the choice between drafters; must not know batches, samplers or contexts. _native.Gate learns their success rates
+Owns the choice between sources; must not know batches, samplers or contexts. _native.Gate learns their success rates
 and decides how many tokens pay.
 """
 
@@ -8,121 +8,102 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
-from llmrun.engine.core.draft_source import WeightsDrafter
+from llmrun.engine.core.draft_source import Draft, DraftedSequence, DraftWeights, Source, TextSource
 from llmrun.engine.core.policy import Policy
 from llmrun.engine.core.steps import ON_PROCESSOR, StepCost, StepCosts, cost_of
-from llmrun.protocol.messages import DraftSource
 from llmrun.protocol.speculation import Speculation
-
-
-class Drafter(Protocol):
-    """A source of drafts for one sequence."""
-
-    def __len__(self) -> int:
-        """Return the length of the sequence."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the sequence."""
-
-    def rewind(self, length: int) -> None:
-        """Cut the sequence to its first tokens."""
-
-    def draft(self, limit: int, /) -> tuple[list[int], int]:
-        """Return at most `limit` tokens, and the length of the match that they follow (or Gate.MODEL)."""
 
 
 class Drafting:
     """The drafts of one answer.
 
     Args:
-        drafter: new; it gets the prompt here.
-        model: new; drafts when its expected gain is larger than the drafter's.
+        model: drafts when its expected gain is larger than the text's.
         costs: of the engine's steps.
         is_repeatable: draft by the costs that no step has moved, so that the same answer takes the same steps again.
+        text: drafts instead of the text; None for the text.
 
     Attributes:
-        source, probabilities: of what take() has returned; no probabilities if it is from the text.
+        draft: the planned step's, whose first tokens take() returns.
+        n_requested: tokens that the model should draft for the planned step; 0 only prefills, None does nothing.
+        n_model_steps: that the model took for this answer.
     """
 
     def __init__(
         self,
         speculation: Speculation,
-        drafter: Drafter,
         prompt: Sequence[int],
-        model: WeightsDrafter | None = None,
+        model: DraftWeights | None = None,
         costs: StepCosts | None = None,
         *,
         is_repeatable: bool = False,
+        text: Source | None = None,
     ) -> None:
         self.model, self.speculation = model, speculation
         self._costs, self._is_repeatable = costs or StepCosts(ON_PROCESSOR), is_repeatable
         self._recorded = deque(speculation.recorded) if speculation.recorded is not None else None
-        self.source: DraftSource = "prompt"
-        self.probabilities: Sequence[float] = ()
-        self._n_prompt = len(prompt)
-        self._drafter = drafter
-        self._drafters: list[Drafter] = [drafter, *([model] if model is not None else ())]
-        for source in self._drafters:
-            source.extend(prompt)
+        self._n_prompt, self._lookup = len(prompt), SuffixAutomaton()
+        self._lookup.extend(prompt)
+        self._text = text or TextSource(self._lookup, len(prompt))
+        self._can_be_native = text is None and self._recorded is None
         self._table = self._costs.begin
         self._gate = Gate(speculation.most, self._table, self._draft_costs(1.0), always=not speculation.only_if_it_pays)
-        self._step = StepShape(1, 1)  # the planned one,
-        self._drafted: list[int] = []  # its draft, ...
-        self._taken: list[int] = []
-        self._drafting = 0.0  # ... what take() has returned, and what drafting it costs
+        self.draft: Draft | None = None
+        self.n_requested: int | None = None
+        self.n_model_steps = 0
+        self._step = StepShape(1, 1)  # the planned one, ...
+        self._length = 0  # ... how much of its draft is verified, ...
+        self._drafting = 0.0  # ... and what drafting it costs
         self._is_planned = False  # the next step is
         self._share: float | None = None  # of what the planned step costs for drafts together with others'
         self.n_together = 0  # steps with plan_together()
         self._n_refused = 0  # consecutive steps in which the model's drafts did not pay
         self._rest = self.policy.draft_rest  # the next rest, ...
         self._rests_until = 0  # ... and the length with which the last one ends
-        self._match = self._length = 0  # ... the length of the match before it, and how much of it is verified
 
-    def plan(self, tokens: Sequence[int], limit: int, step: StepShape) -> int:
+    def plan(self, sequence: DraftedSequence, limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that take() will return; mostly 0.
 
-        If the model's n_requested is not None afterwards, DraftWeights.compute() has to run before take().
+        If n_requested is not None afterwards, take() needs what the model proposes.
         """
-        self._catch_up(tokens)
-        self._step, self._share, self._is_planned = step, None, True
+        self._catch_up(sequence.tokens)
+        self._step, self._share, self._is_planned, self.n_requested = step, None, True, None
         if self._recorded is not None:
-            return self._plan_recorded(len(tokens) - self._n_prompt, limit)
-        self._drafted, self._match = self._drafter.draft(self._gate.n_compared)
-        choice = self._gate.plan(self._drafted, self._match, step, limit)
-        self._length = choice.length
-        if self.model is not None:
-            self.model.n_requested = self._model_request(self.model, limit, choice) if limit > 0 else None
-            self._length = max(self._length, self.model.n_requested or 0)
+            return self._plan_recorded(sequence, limit)
+        self.draft = draft = self._text.propose({sequence: self._gate.n_compared})[sequence]
+        choice = self._gate.plan(draft.tokens, draft.match, step, limit)
+        if self.model is not None and limit > 0:
+            self.n_requested = self._model_request(self.model, sequence, limit, choice)
+        self._length = max(choice.length, self.n_requested or 0)
         return self._length
 
-    def _plan_recorded(self, n_tokens: int, limit: int) -> int:
+    def _plan_recorded(self, sequence: DraftedSequence, limit: int) -> int:
         """Plan the draft that this step had when the answer was recorded."""
         assert self._recorded is not None
-        has_one = self._recorded and self._recorded[0][0] == n_tokens
-        self._drafted, self._match = [*self._recorded.popleft()[1]] if has_one else [], 1
-        self._gate.plan(self._drafted, self._match, self._step, 0)
-        self._length = max(0, min(limit, len(self._drafted)))
+        has_one = self._recorded and self._recorded[0][0] == len(sequence.tokens) - self._n_prompt
+        tokens = [*self._recorded.popleft()[1]] if has_one else []
+        source = self._text.propose({sequence: 0})[sequence].source
+        self.draft = Draft(source, 1, tokens)
+        self._gate.plan(tokens, 1, self._step, 0)
+        self._length = max(0, min(limit, len(tokens)))
         return self._length
 
-    def plan_together(self, tokens: Sequence[int], length: int, share: float, step: StepShape) -> None:
-        """Plan a step in which several sequences draft `length` tokens each with their heads; compute() has to follow.
+    def plan_together(self, sequence: DraftedSequence, length: int, share: float, step: StepShape) -> None:
+        """Plan a step in which several sequences draft `length` tokens each with their heads.
 
         Args:
             share: this sequence's of what the drafts cost.
         """
-        assert self.model is not None
-        self._catch_up(tokens)
-        self._step, self._length, self._is_planned = step, length, True
+        self._catch_up(sequence.tokens)
+        self._step, self._length, self._is_planned, self.n_requested = step, length, True, length
         self._note_use(is_used=True)
         # The gate adds what this draft alone would cost.
         self._share = share - self.cost(step.rows + length) + self.cost(step.rows)
-        self._drafted, self._match = [], 0
+        self.draft = None
         self.n_together += 1
         self._gate.plan([], 0, step, 0)
-        self.model.n_requested = length
 
     def refuse(self) -> None:
         """Count a step in which the heads' drafts did not pay."""
@@ -181,15 +162,19 @@ class Drafting:
         return tuple((width, share * cost) for width, cost in self._costs.begin) if share else ()
 
     @property
+    def is_by_model(self) -> bool:
+        """Whether the draft of the planned step is the model's."""
+        return self.draft is not None and self.draft.match == Gate.MODEL
+
+    @property
     def is_native(self) -> bool:
         """Whether native code can plan the drafts."""
-        has_model = self.model is not None and len(self._drafter) >= self._rests_until
-        return not has_model and self._recorded is None and isinstance(self._drafter, SuffixAutomaton)
+        return self._can_be_native and (self.model is None or len(self._lookup) < self._rests_until)
 
     @property
     def can_ask_model(self) -> bool:
         """Whether the model does not rest, nor has just rested: heads that were left out have lost the text."""
-        return not self._rests_until or len(self._drafter) >= self._rests_until + self.policy.draft_warm_up
+        return not self._rests_until or len(self._lookup) >= self._rests_until + self.policy.draft_warm_up
 
     def _note_use(self, *, is_used: bool) -> None:
         """Count consecutive steps without a draft by the model; it rests after several."""
@@ -198,82 +183,74 @@ class Drafting:
         if is_used:
             self._rest = policy.draft_rest
         if self._n_refused >= policy.draft_refusals:
-            self._n_refused, self._rests_until = 0, len(self._drafter) + self._rest
+            self._n_refused, self._rests_until = 0, len(self._lookup) + self._rest
             self._rest = min(2 * self._rest, 8 * policy.draft_rest)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
         """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
-        assert isinstance(self._drafter, SuffixAutomaton)
         self._catch_up(tokens)
-        return self._drafter, self._gate
+        return self._lookup, self._gate
 
     def _catch_up(self, tokens: Sequence[int]) -> None:
-        """Give the new tokens to the drafters, and compare the last drafts with them."""
-        new = tokens[len(self._drafter) :]
-        for drafter in self._drafters:  # native code extends the first one alone
-            drafter.extend(tokens[len(drafter) :])
+        """Learn the new tokens, but for those that native code has added, and compare the last drafts with them."""
+        new = tokens[len(self._lookup) :]
+        self._lookup.extend(new)
         self._gate.compare(new)
         if not self._is_repeatable and self._table is not self._costs.table:
             self._table = self._costs.table
             self._gate.set_costs(self._table, self._draft_costs(self._costs.factor))
 
-    def take(self, count_allowed: Callable[[list[int]], int]) -> list[int]:
+    def take(self, by_model: Draft | None, count_allowed: Callable[[list[int]], int]) -> list[int]:
         """Return the tokens to verify in the planned step.
 
         Args:
+            by_model: its draft, if one was requested.
             count_allowed: returns how many first tokens of a draft the grammar allows.
         """
-        tokens, match, length = self._drafted, self._match, self._length
-        self.source, self.probabilities = self._text_source, ()
-        gate, model, drafting = self._gate, self.model, 0.0
-        if model is not None and model.n_requested:
-            tokens, match = model.draft(gate.n_compared)
-            self.source, self.probabilities = model.source, model.probabilities
-            gate.add_model_draft(tokens)
-            length = len(tokens)
+        gate, length, self._drafting = self._gate, self._length, 0.0
+        self.n_model_steps += by_model.n_steps if by_model is not None else 0
+        if by_model is not None and self.n_requested:
+            self.draft, length = by_model, len(by_model.tokens)
+            gate.add_model_draft(by_model.tokens)
             gate.learn_sureness(sure=length > 0)
-            drafting = gate.draft_cost(self._step, max(length, 1)) if self._share is None else self._share
+            self._drafting = gate.draft_cost(self._step, max(length, 1)) if self._share is None else self._share
+        draft = self.draft
+        assert draft is not None  # from plan(), or by the model
         if length:
-            n_allowed = count_allowed(tokens[:length])
+            n_allowed = count_allowed(draft.tokens[:length])
             if n_allowed < length and self._share is not None:
                 length = n_allowed
             elif n_allowed < length:
-                length = gate.choose(match, n_allowed, self._step).length if n_allowed else 0
-        gate.set_length(length, drafting)
-        self._taken, self._drafting = tokens[:length], drafting
-        return self._taken
-
-    @property
-    def _text_source(self) -> DraftSource:
-        """What a draft by the drafter is a copy of."""
-        begin = self._drafter.draft_begin if isinstance(self._drafter, SuffixAutomaton) else 0
-        return "prompt" if begin < self._n_prompt else "answer"
+                length = gate.choose(draft.match, n_allowed, self._step).length if n_allowed else 0
+        return self.shorten(length)
 
     def shorten(self, length: int) -> list[int]:
-        """Return the first tokens of what take() has returned; no others are verified."""
-        if length < len(self._taken):
-            self._taken = self._taken[:length]
-            self._gate.set_length(length, self._drafting)
-        return self._taken
+        """Return the first tokens of the draft; no others are verified."""
+        assert self.draft is not None
+        self._gate.set_length(length, self._drafting)
+        return self.draft.tokens[:length]
 
-    def rewind(self, length: int) -> None:
+    def rewind(self, sequence: DraftedSequence, length: int) -> None:
         """Cut the sequence to its first tokens after a retraction."""
-        for drafter in self._drafters:
-            drafter.rewind(length)
+        self._lookup.rewind(length)
+        if self.model is not None:
+            self.model.rewind(sequence, length)
         self._gate.forget()
 
-    def close(self) -> None:
+    def close(self, sequence: DraftedSequence) -> None:
         if self.model is not None:
-            self.model.close()
+            self.model.close(sequence)
 
-    def _model_request(self, model: WeightsDrafter, limit: int, choice: DraftChoice) -> int | None:
-        """Return WeightsDrafter.n_requested: None if the model would gain less than this choice, or nothing."""
+    def _model_request(
+        self, model: DraftWeights, sequence: DraftedSequence, limit: int, choice: DraftChoice
+    ) -> int | None:
+        """Return the tokens to request: None if the model would gain less than this choice, or nothing."""
         if model.drafts_together and self._step.sampled > 1:
             return None  # it is asked by plan_together()
         limit = limit if model.n_most is None else min(limit, model.n_most)
         if not self.can_ask_model:
             return None
-        missing, policy = model.count_missing(), self.policy
+        missing, policy = model.count_missing(sequence), self.policy
         if missing is None or (missing > policy.few_tokens and not self._gate.is_worth_prefill(missing, self._step)):
             return None
         if missing > policy.wide_batch:  # the step only prefills

@@ -527,7 +527,7 @@ class Engine:
         if self._slots.length(sequence.slot) > sequence.n_cached:
             self._truncate(sequence, sequence.n_cached)
         if sequence.drafting is not None:
-            sequence.drafting.rewind(len(sequence.tokens))
+            sequence.drafting.rewind(sequence, len(sequence.tokens))
         self._append_with_forced(sequence, None, events)
 
     def _append(self, sequence: Sequence, token: int, events: list[Event]) -> bool:

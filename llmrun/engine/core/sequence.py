@@ -172,9 +172,7 @@ class Sequence:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
         if self.limits.max_tokens is not None:
             limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
-        if drafting.model is not None:
-            drafting.model.place(self.slot, self.n_waiting)
-        return drafting.plan(self.tokens, limit, step)
+        return drafting.plan(self, limit, step)
 
     @property
     def n_verified(self) -> int:
@@ -189,8 +187,7 @@ class Sequence:
     @property
     def has_model_draft(self) -> bool:
         """Whether the current draft is a draft model's, or the heads'."""
-        drafting = self.drafting
-        return bool(self.draft) and drafting is not None and drafting.source in ("model", "heads")
+        return bool(self.draft) and self.drafting is not None and self.drafting.is_by_model
 
     def end_draft(self) -> None:
         self.n_accepted += self.n_verified
@@ -202,7 +199,7 @@ class Sequence:
         remaining = len(self.tokens) - n_tokens
         self.end_draft()
         if self.drafting is not None:
-            self.drafting.rewind(remaining)
+            self.drafting.rewind(self, remaining)
         self.refused = {index: tokens for index, tokens in self.refused.items() if index <= remaining}
         self.refused.setdefault(remaining, set()).add(self.tokens[remaining])
         del self.tokens[remaining:]
@@ -239,12 +236,12 @@ class Sequence:
 
     def _note_draft(self) -> None:
         """Note what the draft had in the place of the newest token, if the draft was right up to there."""
-        place, drafting = len(self.tokens) - 1 - self.n_fed, self.drafting
-        if drafting is None or place >= len(self.draft) or self.tokens[self.n_fed : -1] != self.draft[:place]:
+        place, draft = len(self.tokens) - 1 - self.n_fed, self.drafting.draft if self.drafting is not None else None
+        if draft is None or place >= len(self.draft) or self.tokens[self.n_fed : -1] != self.draft[:place]:
             return
-        token, likelihoods = self.draft[place], drafting.probabilities
+        token, likelihoods = self.draft[place], draft.probabilities
         self.drafted[len(self.tokens) - 1] = DraftedToken(
-            drafting.source,
+            draft.source,
             place + 1,
             self.sampler.text(token),
             token == self.tokens[-1],
@@ -277,9 +274,10 @@ class Sequence:
 
     def end(self) -> None:
         """Free what the finished request no longer needs."""
-        for holder in (self.drafting, self.media):
-            if holder is not None:
-                holder.close()
+        if self.drafting is not None:
+            self.drafting.close(self)
+        if self.media is not None:
+            self.media.close()
 
     def last_deltas(self, text: str, *, is_cut_off: bool) -> list[TextDelta]:
         """Return the event for the rest of the answer, if there is any rest.
@@ -342,7 +340,7 @@ class Sequence:
             model_drafted=self.n_model_drafted,
             model_accepted=self.n_model_accepted + self.n_model_verified,
             decode_steps=self.n_steps,
-            draft_steps=drafting.model.n_steps if drafting is not None and drafting.model is not None else 0,
+            draft_steps=drafting.n_model_steps if drafting is not None else 0,
             media_tokens=media.n_tokens if media is not None else 0,
             media_seconds=media.seconds if media is not None else 0.0,
             loops_closed=self.n_loops_closed,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from support.constraints import AfterA
 from support.conversation import Conversation
 from support.fake_context import END, N_VOCAB, favouring, hashed, scripted, tokens_of
+from support.seeds import for_seeds
 
 from llmrun.engine.core.repeats import RepeatGuard
 from llmrun.engine.prompt.thinking import ThinkingBudget
@@ -126,7 +126,7 @@ def test_metrics_count_what_stayed() -> None:
     assert stats.ttft_seconds > 0
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_seeds(40)
 def test_random_answers_never_hold_a_banned_phrase(seed: int) -> None:
     """Every phrase of two letters that a first answer held is banned from the second, several requests at once."""
     free = Conversation(hashed, n_ctx=200)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.conversation import Conversation
 from support.fake_context import END, endless, favouring, hashed, scripted, tokens_of
+from support.seeds import for_seeds
 
 from llmrun import _native
 from llmrun.engine.core.drafts import Drafting
@@ -206,7 +207,7 @@ def of_few_letters(tokens: Sequence[int]) -> Sequence[float]:
     return [value if ord("a") <= token < ord("d") else -9.0 for token, value in enumerate(hashed(tokens))]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_seeds(40)
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> None:
     """Of one sequence, and of several that share their cells; with streams of their own there are none."""
@@ -221,7 +222,7 @@ def test_runs_and_steps_have_the_same_drafts(seed: int, is_streaming: bool) -> N
         drafted = [
             {
                 **asked,
-                "drafting": Drafting(speculation, _native.SuffixAutomaton(), tokens, None, costs, is_repeatable=True),
+                "drafting": Drafting(speculation, tokens, None, costs, is_repeatable=True),
             }
             for asked in requests
             for tokens in [tokens_of(asked["prompt"])]

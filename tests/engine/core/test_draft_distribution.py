@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 from support.chi_square import assert_drawn_from
 from support.conversation import Conversation
-from support.drafters import NoDrafter
+from support.drafters import NoDrafts
 from support.fake_context import N_VOCAB, FakeVocabulary, tokens_of
 
-from llmrun._native import SuffixAutomaton
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.mtp_model import HeadModel
@@ -87,8 +86,7 @@ def draws_of(source: str, n_sequences: int, count: int) -> tuple[dict[int, list[
     for first in range(0, count // TOKENS, n_sequences):
         for number in range(first, first + n_sequences):
             prompt = [LETTERS[number % len(LETTERS)]]
-            drafter = NoDrafter() if heads is not None else SuffixAutomaton()
-            drafting = Drafting(Speculation(3), drafter, prompt, heads.drafter() if heads is not None else None)
+            drafting = Drafting(Speculation(3), prompt, heads, text=NoDrafts() if heads is not None else None)
             sampler = SequenceSampler(replace(SAMPLING, seed=number), talk.context.vocabulary, prompt, remember=TOKENS)
             talk.engine.add(Request(number, prompt, sampler, Limits(TOKENS), drafting=drafting))
         talk.run()

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import pytest
 from support.conversation import Conversation
 from support.fake_context import END, FakeContext, Model, endless, favouring, hashed, tokens_of
+from support.seeds import for_seeds
 
-from llmrun._native import CancelFlag, SuffixAutomaton
-from llmrun.engine.core.draft_model import DraftModel, ModelDrafter
+from llmrun._native import CancelFlag
+from llmrun.engine.core.draft_model import DraftModel
 from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError, RunLimit
@@ -57,8 +58,7 @@ class Pair(Conversation):
         super().__init__(model, draft_model=self.draft_model, **context)
 
     def drafting(self, prompt: str, speculation: Speculation) -> Drafting:
-        model = ModelDrafter(self.draft_model)
-        return Drafting(speculation, SuffixAutomaton(), tokens_of(prompt), model, StepCosts(CHEAP), is_repeatable=True)
+        return Drafting(speculation, tokens_of(prompt), self.draft_model, StepCosts(CHEAP), is_repeatable=True)
 
     def say(self, prompt: str, most: int, speculation: Speculation = Speculation(7)) -> Finished:  # noqa: B008
         self.events.clear()
@@ -82,7 +82,7 @@ def ending(tokens: Sequence[int]) -> Sequence[float]:
     return logits
 
 
-@pytest.mark.parametrize("seed", range(150))
+@for_seeds(150)
 def test_answers_are_those_of_the_plain_loop(seed: int) -> None:
     draws = random.Random(seed)
     prompts = ["".join(draws.choices("abcdef", k=draws.randint(1, 30))) for _ in range(draws.choice((1, 1, 4)))]

@@ -8,6 +8,7 @@ import random
 import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed, tokens_of
+from support.seeds import for_seeds
 
 from llmrun.engine.core.prefix import common_prefix, gap_after
 
@@ -92,7 +93,7 @@ def test_cells_that_a_request_shares_stay_where_they_are() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_seeds(200)
 def test_a_gap_is_what_has_to_go(seed: int) -> None:
     rng = random.Random(seed)
     cached = [rng.randrange(4) for _ in range(60)]

@@ -21,6 +21,7 @@ from support.sampler_cases import (
 )
 from support.sampler_llama import assert_same_as_llama
 from support.sampler_twin import Mt19937, Twin, assert_twins
+from support.seeds import for_seeds
 
 from llmrun import _native
 from llmrun.engine.core import sampler as sampler_module
@@ -31,7 +32,7 @@ from llmrun.protocol.params import SamplingParams
 # ---- against the twin ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(300))
+@for_seeds(300)
 def test_native_is_the_twin(seed: int) -> None:
     draw = random.Random(seed)
     n_vocab, params = draw.choice([12, 12, 40, 90]), random_parameters(draw)

@@ -12,11 +12,13 @@ import pytest
 from support.chi_square import assert_drawn_from
 from support.constraints import AfterA
 from support.conversation import Conversation
+from support.drafters import Foreseeing
 from support.fake_context import END, N_VOCAB, endless, hashed, scripted, tokens_of
+from support.seeds import for_seeds
 
-from llmrun._native import SuffixAutomaton
 from llmrun.engine.constraint.matcher import compile_grammar
-from llmrun.engine.core.drafts import Drafter, Drafting
+from llmrun.engine.core.draft_source import Source
+from llmrun.engine.core.drafts import Drafting
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.steps import StepCosts
@@ -29,32 +31,14 @@ from llmrun.protocol.speculation import Speculation
 CHEAP = tuple((width, 1 + width / 16) for width in (1, 4, 8, 16))
 
 
-class Foreseeing:
-    """A drafter that knows an answer, and is wrong about every token of it as often as asked."""
-
-    def __init__(self, answer: Sequence[int], wrong: float, draws: random.Random) -> None:
-        self._answer, self._wrong, self._draws = answer, wrong, draws
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._length += len(tokens)
-
-    def rewind(self, length: int) -> None:
-        self._length = min(self._length, length)
-
-    def draft(self, most: int) -> tuple[list[int], int]:
-        coming = self._answer[self._length : self._length + most]
-        wrong = self._wrong
-        return [self._draws.randrange(N_VOCAB) if self._draws.random() < wrong else token for token in coming], 3
+def foreseeing(answer: Sequence[int], wrong: float, draws: random.Random) -> Foreseeing:
+    """Return a source that knows an answer, and is wrong about every token of it as often as asked."""
+    return Foreseeing(answer, lambda token: draws.randrange(N_VOCAB) if draws.random() < wrong else token)
 
 
-def drafting(prompt: str, most: int = 15, drafter: Drafter | None = None, *, pays: bool = False) -> Drafting:
+def drafting(prompt: str, most: int = 15, text: Source | None = None, *, pays: bool = False) -> Drafting:
     """Return drafts that are always made, or if cheap steps make them pay."""
-    chosen = SuffixAutomaton() if drafter is None else drafter
-    return Drafting(Speculation(most, only_if_it_pays=pays), chosen, tokens_of(prompt), None, StepCosts(CHEAP))
+    return Drafting(Speculation(most, only_if_it_pays=pays), tokens_of(prompt), None, StepCosts(CHEAP), text=text)
 
 
 def counts(stats: Stats) -> tuple[int, ...]:
@@ -129,18 +113,18 @@ HYBRID = {"cuts": False, "has_checkpoints": True}
 
 
 @pytest.mark.parametrize("memory", [{}, *({**HYBRID, "n_rollback": n} for n in (1, 3, 7))], ids=repr)
-@pytest.mark.parametrize("seed", range(200))
+@for_seeds(200)
 def test_any_request_is_answered_as_without(seed: int, memory: dict[str, Any]) -> None:
     draws = random.Random(seed)
     options, constrained = any_options(draws), draws.random() < 0.4
     prompt = "".join(draws.choices("abcdef", k=draws.randint(1, 30)))
     plain = Conversation(ending, n_ctx=80)
     expected = answered(plain, prompt, options, constrained)
-    drafter = draws.choice((None, Foreseeing(plain.context.cached(), draws.choice((0, 0.1, 1)), draws)))
+    source = draws.choice((None, foreseeing(plain.context.cached(), draws.choice((0, 0.1, 1)), draws)))
     sizes = {"n_batch": draws.choice((16, 16, 5)), "n_outputs": draws.choice((16, 7, 1))}
     talk = Conversation(ending, n_ctx=80, **sizes, **memory)
     talk.context.before_decode = breaking(talk, draws) if draws.random() < 0.5 else lambda call: None
-    drafts = drafting(prompt, draws.choice((1, 3, 6, 15)), drafter, pays=draws.random() < 0.5)
+    drafts = drafting(prompt, draws.choice((1, 3, 6, 15)), source, pays=draws.random() < 0.5)
     finished = answered(talk, prompt, options, constrained, drafts)
     assert (talk.text(), finished.reason, finished.detail) == (plain.text(), expected.reason, expected.detail)
     assert counts(finished.stats) == counts(expected.stats) or memory  # what a failure has lost is computed again
@@ -165,7 +149,7 @@ def breaking(talk: Conversation, draws: random.Random) -> Callable[[int], None]:
 
 
 @pytest.mark.parametrize("aborts", [False, True])
-@pytest.mark.parametrize("seed", range(60))
+@for_seeds(60)
 def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, aborts: bool) -> None:
     draws = random.Random(seed)
     options = {**any_options(draws), "most": None}
@@ -182,8 +166,8 @@ def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, abor
                 talk.context.faults[call] = Aborted()
 
     talk.context.before_decode = before_decode
-    drafter = Foreseeing(whole.context.cached(), 0.1, draws)
-    finished = answered(talk, prompt, options, True, drafting(prompt, drafter=drafter))
+    source = foreseeing(whole.context.cached(), 0.1, draws)
+    finished = answered(talk, prompt, options, True, drafting(prompt, text=source))
     plain = Conversation(ending, n_ctx=80)
     plain.ask(prompt, constraint=AfterA(), **{key: value for key, value in options.items() if key != "logprobs"})
     (sequence,) = plain.engine._waiting
@@ -204,7 +188,7 @@ def test_a_cancelled_answer_is_the_beginning_of_the_plain_one(seed: int, *, abor
 
 
 @pytest.mark.parametrize("memory", [{"n_parked": 2}, {**HYBRID, "n_rollback": 3}], ids=repr)
-@pytest.mark.parametrize("seed", range(60))
+@for_seeds(60)
 def test_several_at_once_are_answered_as_each_alone(seed: int, memory: dict[str, Any]) -> None:
     draws = random.Random(seed)
     prompts = ["".join(draws.choices("abcdef", k=draws.randint(1, 30))) for _ in range(5)]
@@ -214,9 +198,9 @@ def test_several_at_once_are_answered_as_each_alone(seed: int, memory: dict[str,
         answered(talk, prompt, asked, False)
     crowd = Conversation(ending, n_ctx=80, n_seq_max=3, n_cells=draws.choice((90, 240)), **memory)
     for number, (prompt, asked) in enumerate(zip(prompts, options, strict=True)):
-        drafter = Foreseeing(plain[number].context.cached(), 0.2, draws)
+        source = foreseeing(plain[number].context.cached(), 0.2, draws)
         asked = {key: value for key, value in asked.items() if key != "logprobs"}
-        drafts = drafting(prompt, drafter=drafter, pays=draws.random() < 0.5)
+        drafts = drafting(prompt, text=source, pays=draws.random() < 0.5)
         crowd.ask(prompt, request=number, drafting=drafts if number != 1 else None, **asked)
     crowd.context.before_decode = breaking(crowd, draws)
     crowd.run()
@@ -233,8 +217,8 @@ def test_several_at_once_are_answered_as_each_alone(seed: int, memory: dict[str,
 def test_a_draft_that_comes_true_takes_one_step() -> None:
     answer = "the same, the same, the same again"
     talk = Conversation(scripted({"Hi": answer}))
-    drafter = Foreseeing([*tokens_of("Hi" + answer), END], 0, random.Random(0))
-    talk.ask("Hi", drafting=drafting("Hi", drafter=drafter))
+    source = foreseeing([*tokens_of("Hi" + answer), END], 0, random.Random(0))
+    talk.ask("Hi", drafting=drafting("Hi", text=source))
     talk.run()
     assert talk.text() == answer
     stats = talk.finished().stats
@@ -291,8 +275,8 @@ def test_a_retracted_token_takes_its_draft_along() -> None:
     talk = Conversation(scripted({"abc;": "ab"}))
     tokens = tokens_of("abc;")
     sampler = SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens, None, remember=9)
-    drafter = Foreseeing(tokens_of("abc;ab"), 0, random.Random(0))
-    talk.engine.add(Request(1, tokens, sampler, Limits(ban=("ab",)), drafting=drafting("abc;", 3, drafter)))
+    source = foreseeing(tokens_of("abc;ab"), 0, random.Random(0))
+    talk.engine.add(Request(1, tokens, sampler, Limits(ban=("ab",)), drafting=drafting("abc;", 3, source)))
     talk.run()
     answer = talk.engine.finished(1)
     assert talk.finished().stats.retracted_tokens
@@ -328,8 +312,8 @@ def test_nothing_is_drafted_where_it_cannot_be_taken_back() -> None:
 
 def test_a_step_with_prefill_has_no_draft() -> None:
     talk = Conversation(endless, n_seq_max=2, n_batch=16, n_ctx=100)
-    drafter = Foreseeing([ord("a") + place % 26 for place in range(100)], 0, random.Random(0))
-    talk.ask("ab", drafting=drafting("ab", drafter=drafter), most=60, request=1)
+    source = foreseeing([ord("a") + place % 26 for place in range(100)], 0, random.Random(0))
+    talk.ask("ab", drafting=drafting("ab", text=source), most=60, request=1)
     for _ in range(4):
         talk.events += talk.engine.step()
     talk.ask("x" * 40, most=3, request=2)
@@ -364,7 +348,7 @@ def third_letters(sampling: SamplingParams, grammar: Grammar | None, count: int 
     constraint = compile_grammar(grammar, talk.context.vocabulary) if grammar is not None else None
     letters: list[int] = []
     for seed in range(count):
-        drafts = drafting("x", 3, Foreseeing(tokens_of("xabc"), 0, random.Random(0)))
+        drafts = drafting("x", 3, foreseeing(tokens_of("xabc"), 0, random.Random(0)))
         talk.ask("x", replace(sampling, seed=seed), constraint=constraint, drafting=drafts, most=4)
         talk.run()
         assert len(talk.context.calls[-1]) > 1 or len(talk.context.calls[-2]) > 1
@@ -417,7 +401,7 @@ def test_recorded_drafts_make_each_step_as_wide_again_whatever_steps_take(seed: 
     first = widths(drafting(prompt, pays=True), lambda rows: 1.0 + rows / 16)
     other = widths(drafting(prompt, pays=True), float)
     recorded = Speculation(15, recorded=first[2].drafts)
-    again = widths(Drafting(recorded, SuffixAutomaton(), tokens_of(prompt)), float)
+    again = widths(Drafting(recorded, tokens_of(prompt)), float)
     assert first[2].drafts
     assert first[0] != other[0]
     assert again[:2] == first[:2]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from support.seeds import for_seeds
 from support.text_twin import SlowTextStream
 
 from llmrun.engine.core.text import TextStream
@@ -225,7 +226,7 @@ def test_a_phrase_that_the_answer_ends_within_is_shown() -> None:
     assert stream.finish() == "x as an"
 
 
-@pytest.mark.parametrize("seed", range(300))
+@for_seeds(300)
 def test_no_banned_phrase_ever_comes_and_what_was_shown_stays(seed: int) -> None:
     """Tokens of up to three characters, whole or cut, from a small alphabet; each ban undoes what it says."""
     rng = random.Random(seed)
@@ -255,7 +256,7 @@ def test_no_banned_phrase_ever_comes_and_what_was_shown_stays(seed: int) -> None
 # ---- against the twin -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_seeds(200)
 def test_every_step_is_the_twins(seed: int) -> None:
     """Few letters, so that phrases overlap, begin with each other and come often; tokens end inside characters."""
     rng = random.Random(seed)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from support.drafters import NoDrafter
+from support.drafters import NoDrafts
 from support.mtp_models import write_mtp_model
 
 from llmrun import _native
@@ -92,7 +92,7 @@ class Talk:
         tokens = list(prompt)
         drafting = None
         if self.heads is not None:
-            drafting = Drafting(self._speculation, NoDrafter(), tokens, self.heads.drafter(), self._costs)
+            drafting = Drafting(self._speculation, tokens, self.heads, self._costs, text=NoDrafts())
         sampling = sampling or SamplingParams(temperature=0)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint)
         self._number += 1

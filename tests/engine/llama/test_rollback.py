@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.drafters import NoDrafter
+from support.drafters import Foreseeing
 from support.hybrid_models import write_models
 from support.mtp_models import write_mtp_model
 
@@ -240,18 +240,6 @@ def test_the_record() -> None:
 # ---- answers ----------------------------------------------------------------------------------------
 
 
-class Foreseeing(NoDrafter):
-    """A drafter that knows an answer, and is wrong about a token of it now and then."""
-
-    def __init__(self, whole: list[int], draws: random.Random) -> None:
-        super().__init__()
-        self._whole, self._draws = whole, draws
-
-    def draft(self, limit: int) -> tuple[list[int], int]:
-        coming = self._whole[self._length : self._length + limit]
-        return [7 if self._draws.random() < 0.3 else token for token in coming], 3
-
-
 def answers(
     context: LlamaContext, prompts: list[list[int]], expected: list[list[int]] | None = None, ban: str = ""
 ) -> tuple[list[list[int]], int]:
@@ -261,8 +249,9 @@ def answers(
     for number, prompt in enumerate(prompts):
         drafting = None
         if expected is not None:
-            drafter = Foreseeing(expected[number], random.Random(number))
-            drafting = Drafting(Speculation(MOST), drafter, prompt)
+            draws = random.Random(number)  # which drafted tokens are wrong
+            knowing = Foreseeing(expected[number], lambda token, draws=draws: 7 if draws.random() < 0.3 else token)
+            drafting = Drafting(Speculation(MOST), prompt, text=knowing)
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
         loop.add(Sequence(number, prompt, sampler, Limits(40, (), (ban,) if ban else ()), drafting=drafting))
         sequences.append(loop._waiting[-1])

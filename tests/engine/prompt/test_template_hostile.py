@@ -17,7 +17,7 @@ import pytest
 
 from llmrun.engine.prompt.template import MAX_TEMPLATE_CHARACTERS
 
-SECONDS = 0.5  # the limit while these tests run
+SECONDS = 0.1  # the limit while these tests run
 MOST_LOOPS = 1000  # of work after the limit, see support/effort: a neighbour that fills memory makes each page slow
 MEGABYTES = 700  # it is looked at every few milliseconds only
 

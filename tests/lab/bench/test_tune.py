@@ -16,7 +16,7 @@ import pytest
 from support.gguf_writer import runnable_model, tiny_model, write
 from support.simulated_machines import SimulatedMachine, all_settings
 
-from llmrun.config import load_settings
+from llmrun.config import MEASURED_FILE, load_settings
 from llmrun.errors import EngineCrashedError, LlmrunError, UsageError
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
@@ -86,7 +86,7 @@ def test_round_trip(header: Header, tmp_path: Path) -> None:
     again = replace(TUNED, others=())
     remember(again, header, MACHINE, tmp_path / "state")
     assert remembered(header, MACHINE, tmp_path / "state") == again
-    assert [file.name for file in (tmp_path / "state").iterdir()] == ["tune.json"]
+    assert [file.name for file in (tmp_path / "state").iterdir()] == [MEASURED_FILE]
 
 
 def test_all_that_was_found_here_is_listed(header: Header, tmp_path: Path) -> None:
@@ -173,12 +173,12 @@ def test_forget(header: Header, tmp_path: Path) -> None:
     assert not forget(header, MACHINE, tmp_path)
     remember(TUNED, header, MACHINE, tmp_path)
     assert forget(header, MACHINE, tmp_path)
-    assert not (tmp_path / "tune.json").exists()
+    assert not (tmp_path / MEASURED_FILE).exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema": 2, "entries": []}', b'{"schema": 1, "entries": 3}'])
 def test_a_damaged_file_is_as_good_as_none(header: Header, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "tune.json").write_bytes(content)
+    (tmp_path / MEASURED_FILE).write_bytes(content)
     assert remembered(header, MACHINE, tmp_path) is None
     remember(TUNED, header, MACHINE, tmp_path)
     assert remembered(header, MACHINE, tmp_path) == TUNED
@@ -193,17 +193,17 @@ def test_settings_that_no_engine_can_have_are_passed_over(
     header: Header, tmp_path: Path, name: str, value: object
 ) -> None:
     remember(TUNED, header, MACHINE, tmp_path)
-    data = json.loads((tmp_path / "tune.json").read_text())
+    data = json.loads((tmp_path / MEASURED_FILE).read_text())
     data["entries"][0]["tuned"]["default"]["settings"][name] = value
-    (tmp_path / "tune.json").write_text(json.dumps(data))
+    (tmp_path / MEASURED_FILE).write_text(json.dumps(data))
     assert remembered(header, MACHINE, tmp_path) is None
 
 
 @pytest.mark.parametrize("rate", ["NaN", "0", "-1", "Infinity", '"fast"'])
 def test_rates_that_are_none_are_passed_over(header: Header, tmp_path: Path, rate: str) -> None:
     remember(TUNED, header, MACHINE, tmp_path)
-    text = (tmp_path / "tune.json").read_text()
-    (tmp_path / "tune.json").write_text(text.replace('"decode_rate": 40.0', f'"decode_rate": {rate}'))
+    text = (tmp_path / MEASURED_FILE).read_text()
+    (tmp_path / MEASURED_FILE).write_text(text.replace('"decode_rate": 40.0', f'"decode_rate": {rate}'))
     assert remembered(header, MACHINE, tmp_path) is None
 
 

@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from support.seeds import for_seeds
 
 from llmrun.lab.quantize.mix import Option, choose_options
 
@@ -24,7 +25,7 @@ def random_things(seed: int) -> list[list[Option]]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_seeds(60)
 def test_costs_are_the_least_there_are(seed: int) -> None:
     things = random_things(seed)
     room = random.Random(-seed).randint(1, 200)

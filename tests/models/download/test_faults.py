@@ -67,7 +67,9 @@ class Mode:
             return DEFAULT_RETRY_POLICY
         if self.faults.get("drip"):  # a byte has to come within it
             return replace(DEFAULT_RETRY_POLICY, stall_seconds=2, retries=0)
-        return replace(DEFAULT_RETRY_POLICY, stall_seconds=0.4, retries=2 if self.says else 20)
+        if self.says:
+            return replace(DEFAULT_RETRY_POLICY, stall_seconds=0.1, retries=1)
+        return replace(DEFAULT_RETRY_POLICY, stall_seconds=0.4, retries=20)
 
 
 def split(number: int) -> str:

@@ -20,6 +20,7 @@ from llmrun.chat.passages import FolderIndex
 from llmrun.chat.store.turns import Question
 from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.protocol.messages import ToolCall
+from llmrun.server.page import running
 from llmrun.server.page.tools import PageTools
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
@@ -186,7 +187,10 @@ def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools)
     assert len(asked) == 1
 
 
-def test_a_client_that_leaves_at_the_question_runs_no_tool(serve: Serve, tools: PageTools) -> None:
+def test_a_client_that_leaves_at_the_question_runs_no_tool(
+    serve: Serve, tools: PageTools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "GRACE_SECONDS", 0.0)
     server = serve("calling", tools=tools)
     chat = ask(server, '{"city": "Rome"}')
     body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
