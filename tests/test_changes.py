@@ -95,11 +95,12 @@ def main(model: str) -> None:
     from llmrun.cli.commands import COMMANDS
     from llmrun.errors import UsageError
     from llmrun.protocol.codec import as_dict
+    from llmrun.protocol.layers import layer
     from llmrun.protocol.messages import AnswerRequest, Message, given_values, with_defaults, without
     from llmrun.remote.request_body import body_of
     from llmrun.remote.server import ServedModel
     from llmrun.reply import FOR_CHATS
-    from llmrun.server.pool import RequestDefaults
+    from llmrun.server.pool import completed
     from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses
 
     root = RootCommand(name="llmrun")
@@ -127,7 +128,7 @@ def main(model: str) -> None:
         ),
         "protocols": {name: getattr(each.request, "mood", None) for name, each in requests.items()},
         "preset": settings_file.parse("models.a.mood", "wild", "mood"),
-        "default": getattr(RequestDefaults(asked).apply(AnswerRequest(prompt="Hi"), "a", is_first=True), "mood", None),
+        "default": getattr(completed(AnswerRequest(prompt="Hi"), layer("flag", mood)), "mood", None),
         "row": getattr(with_defaults(AnswerRequest(prompt="Hi"), asked), "mood", None),
         "plain": getattr(without(asked, needs_template=True), "mood", ""),
         "invalid": invalid,

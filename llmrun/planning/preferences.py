@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.protocol.devices import Gpu, check_overrides, selected
+from llmrun.protocol.exclusions import spelled, yielding
+from llmrun.protocol.layers import Layer, values_of
 from llmrun.protocol.settings import (
     DEFAULTS,
     DEVICE_SETTINGS,
@@ -71,6 +73,13 @@ class LoadPreferences:
         if self.workers and chosen is not None:
             what = f"--rpc and {SETTINGS[chosen].option} can't be used together"
             raise UsageError(what, why="layers are divided by the memory of each machine")
+
+    def completed(self, layer: Layer) -> LoadPreferences:
+        """Return the preferences with values of a layer where they leave the choice to the plan."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = spelled({name: values[name] for name in ATTENTION if values[name] is not None})
+        found = values_of(yielding(layer, given))
+        return replace(self, **{name: found[name] for name in found if values.get(name, ...) is None})
 
     @property
     def kv_type(self) -> str:
