@@ -60,7 +60,9 @@ def _request_keys(kind: str) -> dict[str, Key]:
 
 
 LOADING = {"ctx": Key("n_ctx", int)} | {
-    SETTINGS[name].option.lstrip("-"): Key(name, str, SETTINGS[name].choices) for name in ("kv_type_k", "kv_type_v")
+    row.option.lstrip("-"): Key(name, int if row.bounds else str, row.choices, bounds=row.bounds or (0, _HIGHEST))
+    for name, row in SETTINGS.items()
+    if row.in_preset
 }
 """Keys of a preset that mean nothing for a remote server."""
 PRESET = {
