@@ -1,7 +1,8 @@
-"""What a newcomer's change touches: a field of a request is added to a copy of the package, and the files are counted.
+"""What a newcomer's change touches: each is made in a copy of the package, and the files are counted.
 
-The field is to reach what `keep_reasoning` reaches: options, presets, the server's defaults, every protocol, remote
-servers, recordings, batches, the Python API, and the prompt.
+A field of a request is to reach what `keep_reasoning` reaches: options, presets, the server's defaults, every protocol,
+remote servers, recordings, batches, the Python API, and the prompt. A setting of a load is to reach options, presets,
+the server's defaults, the plan and llama.cpp. A rule of admission is to reach the generation loop.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,6 @@ import llmrun
 
 PACKAGE = Path(llmrun.__file__).parent
 MOST_FILES = 5
-# File -> the lines that stand there, and the lines that the change adds before them.
 FIELD = {
     "protocol/messages.py": (
         "    arrived: float = request_field(0.0)\n",
@@ -39,6 +40,31 @@ FIELD = {
         "            messages = (first, *messages[1:])\n",
     ),
 }  # fmt: skip
+SETTING = {
+    "protocol/settings.py": (
+        "    @property\n    def kv_element_bytes(self)",
+        '    swa_full: str = setting(\n'
+        '        "off", "whole windows", option="--swa-full", help="Cache all tokens of sliding windows.",\n'
+        '        metavar="on|off", unset="off", choices=("on", "off"), in_preset=True,\n'
+        "    )\n\n",
+    ),
+    "planning/preferences.py": (
+        "    parallel: int = 1  # answers",
+        "    swa_full: str | None = None\n",
+    ),
+    "engine/llama/parameters.py": (
+        "    params.type_k, params.type_v =",
+        '    params.swa_full = load.swa_full == "on"\n',
+    ),
+}  # fmt: skip
+RULE = {
+    "engine/core/scheduler.py": (
+        "        cached = slots.cached_prefix(",
+        "        if sum(running.asked.owner == sequence.asked.owner for running in active) > 1:\n"
+        "            continue  # two at a time of an owner\n",
+    ),
+}
+"""Changes: file -> the lines that stand there, and the lines that the change adds before them."""
 
 
 def changed(folder: Path, change: Mapping[str, tuple[str, str]]) -> int:
@@ -59,24 +85,29 @@ def changed(folder: Path, change: Mapping[str, tuple[str, str]]) -> int:
     return sum((PACKAGE / path.relative_to(folder)).read_bytes() != path.read_bytes() for path in folder.rglob("*.py"))
 
 
-def seen(folder: Path, model: Path) -> dict[str, Any]:
-    """What this file's main part, run with a copy of the package, sees of its new field."""
+def seen(folder: Path, what: str, *arguments: Path) -> dict[str, Any]:
+    """What a function of this file, run with a copy of the package, sees of a change."""
     paths = os.pathsep.join([str(folder.parent), str(Path(__file__).parent)])
     environment = {
         **os.environ, "PYTHONPATH": paths, "LLMRUN_HOME": str(folder.parent / "home"),
         "LLMRUN_CONFIG": str(folder.parent / "config.toml"),
     }  # fmt: skip
-    done = subprocess.run([sys.executable, __file__, str(model)], env=environment, capture_output=True, check=False)
+    words = [sys.executable, __file__, what, *map(str, arguments)]
+    done = subprocess.run(words, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     found: dict[str, Any] = json.loads(done.stdout)
     assert Path(found.pop("package")) == folder, "another llmrun comes first on the path"
     return found
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="the copy has symbolic links")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the copy has symbolic links")
+
+
 def test_a_new_field_of_a_request_touches_few_files(tmp_path: Path) -> None:
     assert changed(tmp_path / "llmrun", FIELD) <= MOST_FILES
-    found = seen(tmp_path / "llmrun", write(tmp_path / "a.gguf", runnable_model({"llama.context_length": 512})))
+    found = seen(
+        tmp_path / "llmrun", "field", write(tmp_path / "a.gguf", runnable_model({"llama.context_length": 512}))
+    )
     assert found.pop("commands") == ["batch", "chat", "run", "serve"]
     assert set(found.pop("protocols").values()) == {"wild"}
     assert found.pop("tokens") == len("wild")
@@ -86,8 +117,87 @@ def test_a_new_field_of_a_request_touches_few_files(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def main(model: str) -> None:
-    """Print what the package sees of the field `mood`."""
+def test_a_new_setting_of_a_load_touches_few_files(tmp_path: Path) -> None:
+    assert changed(tmp_path / "llmrun", SETTING) <= MOST_FILES
+    found = seen(tmp_path / "llmrun", "setting", write(tmp_path / "a.gguf", runnable_model()))
+    assert set(found.pop("commands")) >= {"batch", "chat", "explain", "run", "serve"}
+    assert found == {
+        "preset": ["on", "preset"], "environment": ["off", "environment"], "served": "on", "typed": "off",
+        "invalid": "--swa-full", "remote": True, "planned": {"on": True, "off": False, "open": False},
+    }  # fmt: skip
+
+
+def test_a_new_rule_of_admission_touches_few_files(tmp_path: Path) -> None:
+    assert changed(tmp_path / "llmrun", RULE) <= MOST_FILES
+    assert seen(tmp_path / "llmrun", "rule") == {"started": [1, 2, 4, 3]}
+
+
+def setting(model: str) -> dict[str, Any]:
+    """What the package sees of the setting `swa_full`."""
+    import typer
+
+    from llmrun.cli.app import RootCommand
+    from llmrun.cli.commands import COMMANDS
+    from llmrun.cli.defaults import preset_layer
+    from llmrun.engine.llama.library import import_llama
+    from llmrun.engine.llama.parameters import context_parameters
+    from llmrun.errors import UsageError
+    from llmrun.gguf.reader import read_header
+    from llmrun.planning.hardware import probe
+    from llmrun.planning.plan import make_plan
+    from llmrun.planning.preferences import LoadPreferences
+    from llmrun.protocol.exclusions import conflict
+
+    root = RootCommand(name="llmrun")
+    options = {name: root.get_command(typer.Context(root), name) for name in COMMANDS}
+    file = {"models.a.swa-full": "on"}
+    preset = preset_layer(file, "a")
+    os.environ["LLMRUN_SWA_FULL"] = "off"
+    by_environment = preset_layer(file, "a")
+    preferences: Any = LoadPreferences
+    header, hardware = read_header(Path(model)), probe()
+    try:
+        invalid = str(preferences(swa_full="maybe"))
+    except UsageError as error:
+        invalid = str(error).split()[1]
+    planned = {
+        word: context_parameters(import_llama(), make_plan(header, hardware, each).load).swa_full
+        for word, each in (
+            ("on", preferences(swa_full="on")), ("off", preferences(swa_full="off")), ("open", preferences()),
+        )
+    }  # fmt: skip
+    return {
+        "commands": [
+            name for name, each in options.items() if any("--swa-full" in option.opts for option in each.params)
+        ],
+        "preset": preset["swa_full"],
+        "environment": by_environment["swa_full"],
+        "served": preferences().completed(preset).swa_full,
+        "typed": preferences(swa_full="off").completed(preset).swa_full,
+        "invalid": invalid,
+        "remote": conflict({"--at": "x", "--swa-full": "on"}) is not None,
+        "planned": planned,
+    }
+
+
+def rule() -> dict[str, Any]:
+    """What the generation loop does with two answers at a time of an owner."""
+    from support.conversation import Conversation
+    from support.fake_context import endless
+
+    from llmrun.protocol.messages import Started
+
+    talk = Conversation(endless, n_seq_max=4)
+    for request, (owner, prompt) in enumerate((("ann", "abc"), ("ann", "def"), ("ann", "ghi"), ("bob", "jkl")), 1):
+        talk.ask(prompt, most=20, request=request)
+        sequence = talk.engine._waiting[-1]
+        sequence.asked = replace(sequence.asked, owner=owner)
+    talk.run()
+    return {"started": [event.request for event in talk.events if isinstance(event, Started)]}
+
+
+def field(model: str) -> dict[str, Any]:
+    """What the package sees of the field `mood`."""
     import typer
 
     from llmrun.cli import settings_file
@@ -95,11 +205,12 @@ def main(model: str) -> None:
     from llmrun.cli.commands import COMMANDS
     from llmrun.errors import UsageError
     from llmrun.protocol.codec import as_dict
+    from llmrun.protocol.layers import layer
     from llmrun.protocol.messages import AnswerRequest, Message, given_values, with_defaults, without
     from llmrun.remote.request_body import body_of
     from llmrun.remote.server import ServedModel
     from llmrun.reply import FOR_CHATS
-    from llmrun.server.pool import RequestDefaults
+    from llmrun.server.pool import completed
     from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses
 
     root = RootCommand(name="llmrun")
@@ -120,14 +231,13 @@ def main(model: str) -> None:
     with llmrun.load(model, n_ctx=512, threads=1) as loaded:
         template: Any = {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
         plain, moody = (loaded.count("Hi", **template, **options).total for options in ({}, mood))
-    found = {
-        "package": str(PACKAGE),
+    return {
         "commands": sorted(
             name for name, command in options.items() if any("--mood" in each.opts for each in command.params)
         ),
         "protocols": {name: getattr(each.request, "mood", None) for name, each in requests.items()},
         "preset": settings_file.parse("models.a.mood", "wild", "mood"),
-        "default": getattr(RequestDefaults(asked).apply(AnswerRequest(prompt="Hi"), "a", is_first=True), "mood", None),
+        "default": getattr(completed(AnswerRequest(prompt="Hi"), layer("flag", mood)), "mood", None),
         "row": getattr(with_defaults(AnswerRequest(prompt="Hi"), asked), "mood", None),
         "plain": getattr(without(asked, needs_template=True), "mood", ""),
         "invalid": invalid,
@@ -136,8 +246,8 @@ def main(model: str) -> None:
         "argument": "mood" in FOR_CHATS,
         "tokens": moody - plain,
     }
-    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    shown = globals()[sys.argv[1]](*sys.argv[2:])
+    sys.stdout.write(json.dumps({"package": str(PACKAGE), **shown}))

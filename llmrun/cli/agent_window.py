@@ -31,7 +31,6 @@ COMFORTABLE_WINDOW = 65_536
 _PARALLEL = (8, 4, 2)  # answers at the same time: an agent, its sub-agents and titles
 _STEP = 1024  # tokens
 _SMALL_KV = "q8_0"
-_TYPED = ("n_ctx", "kv_type_k", "kv_type_v")  # preferences that `launch` has options for
 
 
 class ModelWindow(NamedTuple):
@@ -86,13 +85,11 @@ def window_of(name: str, preferences: LoadPreferences) -> ModelWindow:
 def installed_windows(preferences: LoadPreferences) -> list[ModelWindow]:
     """Return the windows of the installed models that generate text and fit, the best one for an agent last."""
     hardware, found = this_machine(), []
-    typed = {name: value for name in _TYPED if (value := getattr(preferences, name)) is not None}
     for installed in all_models(load_settings()):
         with suppress(LlmrunError):  # damaged, or too large for this machine
             header = read_header(installed.path)
             if not makes_embeddings(header):
-                own = replace(with_preset(installed.name, preferences), **typed)
-                plan = plan_for_agent(header, hardware, own)
+                plan = plan_for_agent(header, hardware, with_preset(installed.name, preferences))
                 found.append(ModelWindow(installed.name, plan.load.n_ctx, plan.load.n_seq_max, installed.size))
     return sorted(found, key=lambda each: each.rank)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -26,14 +26,13 @@ from llmrun.cli.options import (
     ModelArgument,
     answer_options,
     loading,
-    refuse_with_remote,
     remote_server,
     some_of,
     with_options,
 )
 from llmrun.cli.remote import ANY_MODEL, served_model
 from llmrun.cli.run import RawOption
-from llmrun.cli.sampling import PRESET_ORIGINS, SAMPLING_OPTIONS
+from llmrun.cli.sampling import SAMPLING_OPTIONS
 from llmrun.errors import RowsFailedError, UsageError, require_within
 from llmrun.model.loading import prepare
 from llmrun.models.location import find_projector
@@ -159,14 +158,9 @@ def _engine(at: str | None, key_file: Path | None, ray: str | None, loading: Loa
     """Return the options of loading the model, with the remote server if there is one.
 
     Raises:
-        UsageError: both, or the server can't be meant.
+        UsageError: the server can't be meant.
     """
-    server = None if ray is not None and at is None else remote_server(at, key_file)
-    if server is not None and ray is not None:
-        raise UsageError("--at and --ray can't be used together", hint="give one of them")
-    loading = replace(loading, server=server)
-    refuse_with_remote(loading)
-    return loading
+    return replace(loading, server=None if ray is not None else remote_server(at, key_file))
 
 
 def _model_and_rows(model: str, rows: Path | None, loading: LoadingOptions) -> tuple[str, Path]:
@@ -190,11 +184,9 @@ def _answering(
 ) -> Iterator[RowAnswerer]:
     """Yield the engine for the rows: a remote server, a Ray cluster, or an engine here."""
     if loading.server is not None:
-        yield _far(output, loading.server, name, parallel, recipe)
+        yield _far(output, loading.server, name, parallel, recipe, loading.origins)
         return
     if address is not None:
-        if loading.preferences.workers:
-            raise UsageError("--ray and --rpc can't be used together", why="a worker serves one engine at a time")
         try:
             from llmrun.batch.cluster import connected
         except ImportError:
@@ -213,13 +205,19 @@ def _answering(
         yield LocalEngine(prepared, loading.preferences, parallel)
 
 
-def _far(output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate) -> RowAnswerer:
-    """Return a remote engine. Raise for options that the server does not support; rows are checked one by one."""
+def _far(
+    output: Output, server: Server, name: str, parallel: int | None, recipe: RowTemplate, presets: Collection[str]
+) -> RowAnswerer:
+    """Return a remote engine. Raise for options that the server does not support; rows are checked one by one.
+
+    Args:
+        presets: fields that presets have set.
+    """
     model = served_model(output, server, None if name == ANY_MODEL else name)
     sampling = resolve_sampling(("flag", recipe.sampling))[0]
     request = replace(recipe.asked, sampling=sampling)
-    require_told(server, model, request, recipe.sampling, yielding=PRESET_ORIGINS)
-    return RemoteEngine(server, model, parallel, yielding=PRESET_ORIGINS)
+    require_told(server, model, request, recipe.sampling, yielding=presets)
+    return RemoteEngine(server, model, parallel, yielding=presets)
 
 
 def _read(rows: Path) -> list[Row]:

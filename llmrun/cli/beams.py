@@ -1,22 +1,19 @@
-"""Beam search: options, conflicts with other options, and display of results."""
+"""Beam search: options, and display of results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from llmrun.cli.answering import cancelling, show_again
 from llmrun.cli.completion import complete_words
-from llmrun.cli.options import LoadingOptions
 from llmrun.errors import CancelledError, CutOffError, UsageError
 from llmrun.model import Model
 from llmrun.planning.memory import kv_bytes
 from llmrun.protocol.jobs.beams import EARLY_STOPPING, BeamSettings, BeamsFound, SearchBeams, TreeNode
 from llmrun.protocol.messages import AnswerRequest
-from llmrun.protocol.params import PARAMETERS
 from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.output import Output
 
@@ -68,33 +65,6 @@ def beam_options(
         return None
     given = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     return BeamSettings(beams, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
-
-
-def refuse_with_beams(
-    request: AnswerRequest, loading: LoadingOptions, flags: Mapping[str, Any], others: Mapping[str, object]
-) -> None:
-    """Raise for options that beam search cannot obey.
-
-    Args:
-        others: flag -> its value, if given.
-
-    Raises:
-        UsageError: such an option is given.
-    """
-    drawn = {PARAMETERS[name].flag: True for name in flags if not PARAMETERS[name].for_beams}
-    given = {
-        **drawn,
-        "--think": request.thinking is True,
-        "--think-tokens": request.thinking_tokens is not None,
-        "--think-effort": request.reasoning_effort is not None,
-        "--speculate": loading.speculate is not None,
-        "--draft": loading.draft is not None,
-        **others,
-    }
-    flag = next((flag for flag, is_given in given.items() if is_given), None)
-    if flag is not None:
-        why = "beam search does not sample" if flag in drawn else ""
-        raise UsageError(f"--beams and {flag} can't be used together", why=why, hint="give one of them")
 
 
 def search(

@@ -33,7 +33,6 @@ from llmrun.cli.options import (
     StatsOption,
     answer_options,
     loading,
-    refuse_with_remote,
     remote_server,
     with_options,
 )
@@ -92,13 +91,7 @@ def saving(
         int, typer.Option(metavar="TURNS", min=0, help="Never drop the first N turns.", rich_help_panel="Chat")
     ] = 0,
 ) -> SessionOptions:
-    """The options that only a chat has.
-
-    Raises:
-        UsageError: two of them can't be used together.
-    """
-    if last + (session is not None) + private > 1:
-        raise UsageError("--continue, --session and --private can't be used together", hint="give one of them")
+    """The options that only a chat has."""
     return SessionOptions(last, session, private, overflow, keep)
 
 
@@ -138,7 +131,6 @@ def chat(
         _show_page(model, preset, saving, loading, docs, tooling)
         return
     loading = replace(loading, server=remote_server(at, key_file))
-    refuse_with_remote(loading)
     talk_with(model, stats, answer, docs, tooling, saving, loading, flags)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from llmrun.cli.pages import HELP_ALL, command_help
 from llmrun.errors import UsageError, did_you_mean
 
 _USES_PRESETS = frozenset({"run", "chat", "serve", "batch", "explain", "embed", "rerank", "score"})
+_LOADS_MODEL = _USES_PRESETS | {"replay"}
+_MAY_BE_REMOTE = frozenset({"run", "chat", "batch"})
 
 
 class Command(TyperCommand):
@@ -37,7 +40,26 @@ class Command(TyperCommand):
             rest: words beyond the arguments.
         """
         _refuse_empty_paths(self.params, context, values)
+        if self.name in _LOADS_MODEL and not (context.resilient_parsing or _wants_help(values)):
+            from llmrun.protocol.exclusions import refuse_together  # most commands have no such options
+
+            refuse_together(self.typed(values), self.name)
         return rest
+
+    def typed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parsed values by their flags, without defaults, and LLMRUN_SERVER where it names the server."""
+        found = {}
+        for each in self.params:
+            value = values.get(each.name or "")
+            if value is None or str(value) == str(each.default):
+                continue
+            is_off = value is False and bool(each.secondary_opts)
+            flags = each.secondary_opts if is_off else each.opts
+            found[max(flags, key=lambda flag: flag.startswith("--"))] = is_off or value
+        server = os.environ.get("LLMRUN_SERVER", "").strip()
+        if server and self.name in _MAY_BE_REMOTE and not {"--at", "--ray", "--web"} & found.keys():
+            found["LLMRUN_SERVER"] = server
+        return found
 
 
 class CommandGroup(TyperGroup):
@@ -79,11 +101,15 @@ class ModelCommand(Command):
 
     def complete(self, context: Any, values: dict[str, Any], rest: list[str]) -> list[str]:
         rest = habits.name_arguments(values, self._arguments, rest)
-        if self.name in _USES_PRESETS and not context.resilient_parsing:
+        if self.name in _USES_PRESETS and not (context.resilient_parsing or _wants_help(values)):
             from llmrun.cli import defaults  # slow, and most commands have no presets
 
-            defaults.fill(self.name, context, values)
+            defaults.fill(self.name, context, values, self.typed(values))
         return super().complete(context, values, rest)
+
+
+def _wants_help(values: Mapping[str, Any]) -> bool:
+    return bool(values.get("help") or values.get(HELP_ALL.lstrip("-").replace("-", "_")))
 
 
 class _Parser:

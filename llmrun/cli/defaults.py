@@ -11,17 +11,17 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmrun.cli import sampling, settings_file
-from llmrun.cli.settings_file import LOADING
+from llmrun.cli import settings_file
+from llmrun.cli.options import PRESET_ORIGINS
 from llmrun.config import LAST_MODEL_FILE, load_settings, model_aliases
 from llmrun.errors import LlmrunError, ModelNotFoundError, NoModelError, UsageError, near_names
 from llmrun.models.registry import load_catalogue, modelfile_of, resolve
 from llmrun.models.store.installed import OLLAMA
 from llmrun.planning.hardware import probe
-from llmrun.protocol.params import PARAMETERS
+from llmrun.protocol.exclusions import yielding
+from llmrun.protocol.layers import Layer, layer, origins_of, resolved, values_of
 from llmrun.protocol.sizes import readable_size
 from llmrun.storage import write_whole
 from llmrun.ui.terminal.output import Output
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
+_OF_ENGINES = frozenset({*(key.parameter for key in settings_file.LOADING.values()), "lora", "mmproj"})
 _MODEL_VARIABLE = "LLMRUN_MODEL"
 _MODEL_LIKE = re.compile(r"[a-z][a-z._-]*\d[\w.-]*|.*:.+", re.IGNORECASE)  # qwen9, phi-5, name:quant
 
@@ -97,23 +98,14 @@ def no_model(command: str, words: Sequence[str] = ()) -> NoModelError:
 
 
 def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
-    """Return preferences with context and cache types of the environment or a model's preset, as fill() does.
+    """Return preferences completed by context and cache types of the environment or a model's preset, as fill() does.
 
     For commands that measure what `chat` and `serve` do. Raises UsageError as fill().
     """
-
-    found = preset_values(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
-    return replace(preferences, **loading_fields(found))
+    return preferences.completed(preset_layer(settings_file.read_file(), model_aliases().get(model, model)))
 
 
-def loading_fields(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Return the fields of LoadPreferences in a preset."""
-
-    values = {LOADING[key].parameter: value for key, (value, _) in found.items() if key in LOADING}
-    return {"n_ctx" if name == "ctx" else name: value for name, value in values.items()}
-
-
-def fill(command: str, context: Any, values: dict[str, Any]) -> None:
+def fill(command: str, context: Any, values: dict[str, Any], typed: Mapping[str, Any]) -> None:
     """Put the default model into the parsed values of a command, and presets into the context's defaults.
 
     Aliases of the settings file become the models' names.
@@ -121,12 +113,11 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
     Args:
         context: Typer's.
         values: by parameter, None if missing; changed.
+        typed: the values by flag, see Command.typed().
 
     Raises:
         UsageError: the settings file or a variable is invalid.
     """
-    if values.get("help") or values.get("help_all"):
-        return
     given, aliases = settings_file.read_file(), model_aliases()
     if command == "serve":  # which applies presets to requests and loads, see cli.serve
         values["models"] = tuple(aliases.get(name, name) for name in values.get("models") or ())
@@ -135,27 +126,19 @@ def fill(command: str, context: Any, values: dict[str, Any]) -> None:
             context.default_map = {key.parameter: found[0] for key, found in options.items() if found is not None}
         return
     named = settings_file.read_preset(values["preset"], given) if values.get("preset") else {}
-    is_remote = bool((values.get("at") or os.environ.get("LLMRUN_SERVER", "")).strip())
+    is_remote = not typed.keys().isdisjoint(("--at", "LLMRUN_SERVER"))
     model = _model(command, values, given, named.pop("model", ""), is_remote=is_remote)
     if model in aliases and not is_remote:  # a server's own names come first, see cli.remote.served_model()
         values["model"] = aliases[model]
     model = aliases.get(model, model)
-    found = preset_values(given, model, is_remote=is_remote)
-    if not is_remote:
-        found = {**stored_values(modelfile_of(model)), **found}
-    origin = f"preset {values.get('preset')}"
-    found |= {
-        name: (value, origin)
-        for name, value in named.items()
-        if not (is_remote and name in (*settings_file.LOADING, "lora", "mmproj"))
-    }
-    found = _yielding(found, values)
-    parameters = {name: settings_file.NAMED[name].parameter for name in found}
-    context.default_map = {parameters[name]: value for name, (value, _) in found.items()}
-    sampling.PRESET_ORIGINS.clear()
-    sampling.PRESET_ORIGINS |= {
-        parameters[name]: origin for name, (_, origin) in found.items() if values.get(parameters[name]) is None
-    }
+    by_parameter = {settings_file.NAMED[key].parameter: value for key, value in named.items()}
+    stored = {} if is_remote else stored_layer(modelfile_of(model))
+    found = resolved(layer(f"{PRESET} {values.get('preset')}", by_parameter), preset_layer(given, model), stored)
+    if is_remote:
+        found = {name: each for name, each in found.items() if name not in _OF_ENGINES}
+    found = yielding(found, typed)
+    context.default_map = values_of(found)
+    context.meta[PRESET_ORIGINS] = origins_of({name: found[name] for name in found if values.get(name) is None})
 
 
 def _model(command: str, values: dict[str, Any], given: Mapping[str, Any], of_preset: str, *, is_remote: bool) -> str:
@@ -231,50 +214,18 @@ def _continued(session: str) -> str:
         return ""
 
 
-def preset_values(given: Mapping[str, Any], model: str, *, is_remote: bool) -> dict[str, tuple[Any, str]]:
-    """Return the values of a model's preset and of the environment, with their origins."""
-
+def preset_layer(given: Mapping[str, Any], model: str) -> Layer:
+    """Return the values of the environment and of a model's preset, by parameter."""
     found = {}
-    for name in settings_file.PRESET:
-        if is_remote and name in settings_file.LOADING:
-            continue
+    for name, key in settings_file.PRESET.items():
         keys = (f"models.{each}.{name}" for each in (model, model.partition(":")[0]) if each)
-        value = settings_file.look_up(next((key for key in keys if key in given), f"models..{name}"), given)
+        value = settings_file.look_up(next((each for each in keys if each in given), f"models..{name}"), given)
         if value is not None:
-            found[name] = (value[0], ENVIRONMENT if value[1] else PRESET)
+            found[key.parameter] = (value[0], ENVIRONMENT if value[1] else PRESET)
     return found
 
 
-def stored_values(modelfile: Modelfile) -> dict[str, tuple[Any, str]]:
+def stored_layer(modelfile: Modelfile) -> Layer:
     """Return the values of a preset that Ollama's store has for a model, besides what Model takes from there."""
-    values = {
-        "system": modelfile.system,
-        "template": modelfile.template,
-        "max-tokens": modelfile.max_tokens,
-        "stop": list(modelfile.stop),
-    }
-    return {name: (value, OLLAMA) for name, value in values.items() if value}
-
-
-def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
-    """Return the values of presets and the environment that exclude no option of the command line.
-
-    Args:
-        typed: parsed values by parameter, None if missing.
-    """
-
-    def excludes(name: str, value: Any) -> bool:
-        key = settings_file.NAMED[name]
-        beams = typed.get("beams") is not None
-        thinks, limits = typed.get("thinking"), (typed.get("reasoning_effort"), typed.get("thinking_tokens"))
-        return (
-            (beams and (name.startswith("think-") or (name == "think" and value)))
-            or (name == "think" and limits != (None, None))
-            or (name.startswith("think-") and thinks is False)
-            or (name == "think-effort" and value == "none" and bool(thinks))
-            or (beams and key.is_sampling and not PARAMETERS[key.parameter].for_beams)
-            or (bool(typed.get("watermark")) and key.parameter == "mirostat")
-            or (typed.get("flash_attention") == "off" and key.parameter == "kv_type_v")
-        )
-
-    return {name: each for name, each in found.items() if not excludes(name, each[0])}
+    names = "system", "template", "max_tokens", "stop"
+    return layer(OLLAMA, {name: value for name in names if (value := getattr(modelfile, name))})

@@ -44,7 +44,7 @@ _MOST_COMPARED = 12
 
 @with_options(engine=engine_options("threads", "gpu_layers"), kernels=kernels)
 def embed_loading(
-    ctx: CtxOption = None,
+    n_ctx: CtxOption = None,
     *,
     engine: dict[str, Any],
     kernels: str | None,
@@ -52,7 +52,7 @@ def embed_loading(
     yes: YesOption = False,
 ) -> LoadingOptions:
     """Collect the options of loading a model for embeddings."""
-    return LoadingOptions(LoadPreferences(ctx, **engine), OFF, verbose, yes, kernels=kernels)
+    return LoadingOptions(LoadPreferences(n_ctx, **engine), OFF, verbose, yes, kernels=kernels)
 
 
 def embedding(
@@ -112,7 +112,7 @@ def embed(
     """
     output = Output(json=json)
     if out is not None:
-        _check_array(out, json=json)
+        _check_array(out)
         check_output_file(output, out, yes=loading.yes)
     given = read_texts(output, texts or [], "llmrun embed MODEL TEXT...")
     if out is None and output.stdout_is_terminal and not json and len(given) > _MOST_COMPARED:
@@ -204,10 +204,8 @@ def _lines(output: Output, data: bytes, name: str) -> list[str]:
     return lines
 
 
-def _check_array(file: Path, *, json: bool) -> None:
+def _check_array(file: Path) -> None:
     """Raise UsageError unless an array file can have the name."""
-    if json:
-        raise UsageError("--json and --output can't be used together", hint="give one of them")
     if file.suffix.lower() != ".npy":
         raise UsageError(f"invalid --output {file}", why="its name must end in .npy", hint="JSON lines: > FILE.jsonl")
 

@@ -60,7 +60,7 @@ def open_chat_model(
         return open_model(output, name, loading, modalities=modalities, **here)
     from llmrun.cli.remote import open_at  # most models are of this machine
 
-    return open_at(output, loading.server, name, request, flags, modalities=modalities)
+    return open_at(output, loading.server, name, request, flags, modalities=modalities, presets=loading.origins.keys())
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -21,7 +21,7 @@ from llmrun.errors import CancelledError, UsageError, require_within
 from llmrun.grammar import read_grammar, read_json_schema
 from llmrun.planning.memory import KV_BYTES
 from llmrun.planning.preferences import ATTENTION, LOAD_OPTIONS, LoadPreferences
-from llmrun.planning.speculation import AUTO, OFF, read_draft_source, read_speculate
+from llmrun.planning.speculation import AUTO, read_draft_source, read_speculate
 from llmrun.protocol.llama_folder import GGML, choose_kernels
 from llmrun.protocol.media import Modality
 from llmrun.protocol.messages import REQUEST_FIELDS, AnswerRequest, fields_with
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from llmrun.remote.server import Server
 
 Result = TypeVar("Result")
+PRESET_ORIGINS = "llmrun.preset_origins"
+"""Key of the context's `meta`: parameters that presets and the environment have set -> origin of the value."""
 
 ShowThoughtsOption = Annotated[
     Literal["on", "fold", "hide"],
@@ -73,16 +75,13 @@ def read_constraint(grammar: str | None, json_schema: str | None) -> Grammar | N
     """Parse --grammar or --json-schema, as far as possible without a model.
 
     Raises:
-        UsageError: both are given, or the file can't be read.
+        UsageError: the file can't be read.
         BadGrammarError: it is invalid; names line and column.
     """
-    if grammar is None and json_schema is None:
-        return None
-    if grammar is not None and json_schema is not None:
-        raise UsageError("--grammar and --json-schema can't be used together", hint="give one of them")
     if grammar is not None:
         return read_grammar(_file_text("--grammar", grammar, "a file with a GBNF or Lark grammar"))
-    assert json_schema is not None
+    if json_schema is None:
+        return None
     if not json_schema.lstrip().startswith(("{", "[", "true", "false")):
         json_schema = _file_text("--json-schema", json_schema, "a JSON schema, or a file with one")
     return read_json_schema(json_schema)
@@ -352,16 +351,17 @@ def with_options(**groups: Callable[..., Any]) -> Callable[[Callable[..., Result
     def decorate(command: Callable[..., Result]) -> Callable[..., Result]:
         signature = inspect.signature(command, eval_str=True)
         added = {name: inspect.signature(group, eval_str=True).parameters for name, group in groups.items()}
-        # A group's options stand where the signature has the group.
+        # A group's options stand where the signature has the group; several may take the context.
         stated = [added.get(name, {name: parameter}) for name, parameter in signature.parameters.items()]
         keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = [parameter.replace(kind=keyword) for options in stated for parameter in options.values()]
+        named = {name: parameter for options in stated for name, parameter in options.items()}
+        parameters = [parameter.replace(kind=keyword) for parameter in named.values()]
 
         @functools.wraps(command)
         def wrapper(**options: Any) -> Any:
             for name, group in groups.items():
-                options[name] = group(**{option: options.pop(option) for option in added[name] if option in options})
-            return command(**options)
+                options[name] = group(**{option: options[option] for option in added[name] if option in options})
+            return command(**{name: options[name] for name in signature.parameters if name in options})
 
         # What Typer reads.
         vars(wrapper)["__signature__"] = signature.replace(parameters=parameters)
@@ -388,6 +388,7 @@ class LoadingOptions:
     projector: str | None = None  # None: the mmproj file beside the model, if any
     kernels: str | None = None  # chosen matrix kernels, which the environment of the engine has
     server: Server | None = None  # the fields above are then ignored
+    origins: Mapping[str, str] = field(default_factory=dict)  # of all values of the command that presets have set
 
     @property
     def most_drafted(self) -> int:
@@ -437,47 +438,10 @@ def remote_server(at: str | None, key_file: Path | None) -> Server | None:
     return None
 
 
-_LOADS = "the server has loaded its model already"
-_KEEPS = "a server does not give access to its logits and KV cache"
-_KEPT = frozenset({"--beams", "--record", "--prompt-cache"})
-
-
-def refuse_with_remote(loading: LoadingOptions, others: Mapping[str, bool] = {}) -> None:
-    """Raise for options that need an engine on this machine, if a server is given.
-
-    Args:
-        others: flag outside LoadingOptions -> whether it was given.
-
-    Raises:
-        UsageError: such an option is given.
-    """
-    if loading.server is None:
-        return
-    preferences, unset = loading.preferences, LoadPreferences()
-    loads = {
-        "--ctx": preferences.n_ctx is not None,
-        **{SETTINGS[name].option: getattr(preferences, name) != getattr(unset, name) for name in LOAD_OPTIONS},
-        "--speculate": loading.speculate is not None,
-        "--draft": loading.draft is not None,
-        "--mmproj": loading.projector is not None,
-        "--lora": bool(loading.adapters),
-        "--rpc": bool(preferences.workers),
-        "--kernels": loading.kernels is not None,
-        "--verbose": loading.verbose,
-    }
-    kept = {flag: is_given for flag, is_given in others.items() if flag in _KEPT}
-    flag = next((flag for flag, is_given in {**loads, **kept}.items() if is_given), None)
-    if flag is not None:
-        why = _LOADS if flag in loads else _KEEPS
-        server = loading.server.named_by
-        away = "leave out --at" if server == "--at" else f"unset {server}"
-        hint = f"leave out {flag}; for a model of this machine, {away}"
-        raise UsageError(f"{server} and {flag} can't be used together", why=why, hint=hint)
-
-
 @with_options(engine=engine_options(*LOAD_OPTIONS), kernels=kernels)
 def loading(
-    ctx: CtxOption = None,
+    context: typer.Context,
+    n_ctx: CtxOption = None,
     *,
     engine: dict[str, Any],
     kernels: str | None,
@@ -491,11 +455,10 @@ def loading(
 ) -> LoadingOptions:
     """The options of a command that loads a model."""
     most = None if speculate is None else read_speculate(speculate)
-    if most == OFF and draft not in (None, "off"):
-        raise UsageError("--draft and --speculate off can't be used together", hint="give one of them")
     draft, heads = read_draft_source(draft)
-    preferences = LoadPreferences(ctx, workers=workers_of(rpc), draft_heads=heads, **engine)
-    return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj, kernels)
+    preferences = LoadPreferences(n_ctx, workers=workers_of(rpc), draft_heads=heads, **engine)
+    origins = context.meta.get(PRESET_ORIGINS, {})
+    return LoadingOptions(preferences, most, verbose, yes, draft, adapters_of(lora), mmproj, kernels, origins=origins)
 
 
 def adapters_of(lora: list[str] | None) -> tuple[Adapter, ...]:
@@ -617,12 +580,6 @@ def answer_options(
     """
 
     check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
-    think, effort = given.get("thinking"), given.get("reasoning_effort")
-    if think is False and "thinking_tokens" in given:
-        raise UsageError("--no-think and --think-tokens can't be used together", hint="give one of them")
-    if effort is not None and think is (effort == "none"):
-        flag = "--think" if think else "--no-think"
-        raise UsageError(f"{flag} and --think-effort {effort} can't be used together", hint="give one of them")
     if json_format is not None:
         if json_format != "json":
             raise UsageError(f"invalid --format {json_format}", why="must be json", hint="--json-schema FILE|JSON")

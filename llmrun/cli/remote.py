@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from llmrun.cli.sampling import PRESET_ORIGINS
 from llmrun.config import model_aliases
 from llmrun.errors import ModelNotFoundError, UsageError
 from llmrun.models.location import require_modalities
@@ -48,6 +47,7 @@ def open_at(
     flags: Mapping[str, Any],
     *,
     modalities: frozenset[Modality] = frozenset(),
+    presets: Collection[str] = (),
 ) -> Iterator[RemoteModel]:
     """Open a server's model; close its connections afterwards.
 
@@ -56,6 +56,7 @@ def open_at(
         request: the request, as far as it is known.
         flags: sampling parameters as typed.
         modalities: kinds of files that will be sent.
+        presets: fields that presets have set, which are left out where the server does not support them.
 
     Raises:
         UsageError: the server does not support an option.
@@ -68,7 +69,7 @@ def open_at(
             hint = f"llmrun run --at {server.url} {ANY_MODEL} {shlex.quote(name)}"
             raise UsageError(f"{name!r} is in the place of the model's name", hint=hint) from None
         raise
-    with closing(RemoteModel(server, served, output.note, yielding=PRESET_ORIGINS)) as model:
+    with closing(RemoteModel(server, served, output.note, yielding=presets)) as model:
         model.sampling(flags)
         model.require(request)
         require_modalities(model.name, modalities, model.modalities, server=server.host)

@@ -107,7 +107,13 @@ def _recorded(record: Recording) -> LoadPreferences:
     type_k, _, type_v = kv_types.partition(" ")
     n_ctx = _number(record, "context")
     window = n_ctx if n_ctx >= CONTEXT_BOUNDS[0] else None  # no option asks for less: it was the model's own
-    return LoadPreferences(window, _number(record, "threads"), None, type_k, type_v, flash_attention)
+    return LoadPreferences(
+        window,
+        _number(record, "threads"),
+        flash_attention=flash_attention,
+        kv_type_k=type_k,
+        kv_type_v=type_v,
+    )
 
 
 def _changed(preferences: LoadPreferences, typed: LoadPreferences) -> LoadPreferences:

@@ -19,7 +19,7 @@ from llmrun.cli.answering import (
     show_logprobs,
     show_n_answers,
 )
-from llmrun.cli.beams import beam_options, refuse_with_beams, search
+from llmrun.cli.beams import beam_options, search
 from llmrun.cli.completion import complete_model
 from llmrun.cli.defaults import no_model
 from llmrun.cli.docs import DocsOptions, documents, open_documents, show_found
@@ -34,7 +34,6 @@ from llmrun.cli.options import (
     answer_options,
     check_output_file,
     loading,
-    refuse_with_remote,
     remote_server,
     with_options,
 )
@@ -144,16 +143,12 @@ def run(
 ) -> None:
     """Answer one prompt. Text from stdin is put before the prompt."""
     output = Output(json=json)
-    others = _options_of_one_answer(record, answers, logprobs, prompt_cache, explain_sampling)
     _check(output, model, prompt or [], answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
-    refuse_with_remote(loading, {**others, "--beams": beams is not None})
     _refuse_file_names(answer, prompt or [])
-    if beams is not None:
-        refuse_with_beams(answer.request, loading, flags, others)
-    _check_prefill(answer, raw=raw, has_beams=beams is not None)
-    special = raw or json or beams or any(others.values())
-    if not prompt and output.stdin_is_terminal and output.stdout_is_terminal and not special:
+    is_special = raw or json or beams or record or prompt_cache or explain_sampling or answers > 1
+    is_chat = not (prompt or is_special or logprobs is not None)
+    if is_chat and output.stdin_is_terminal and output.stdout_is_terminal:
         _chat(model, stats, answer, docs, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
@@ -170,7 +165,7 @@ def run(
     ) as loaded:
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
-            _explain_sampling(output, sampling, origins)
+            _explain_sampling(output, sampling, origins, loading.origins)
         request = replace(
             as_request(output, loaded, text, answer, raw=raw),
             sampling=sampling,
@@ -185,19 +180,6 @@ def run(
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
     _report_end(output, request, finished)
-
-
-def _options_of_one_answer(
-    record: Path | None, answers: int, logprobs: int | None, prompt_cache: bool, explain_sampling: bool
-) -> dict[str, bool]:
-    """Return whether each option is used that does not go with every way to answer."""
-    return {
-        "--record": record is not None,
-        "--prompt-cache": prompt_cache,
-        "--explain-sampling": explain_sampling,
-        "--answers": answers > 1,
-        "--logprobs": logprobs is not None,
-    }
 
 
 def _display(
@@ -224,30 +206,22 @@ def _check(
     *,
     yes: bool,
 ) -> None:
-    """Raise UsageError if an option is invalid, two can't be used together, or there is no model."""
+    """Raise UsageError if an option is invalid, or there is no model."""
     require_within("--answers", answers, PARALLEL_BOUNDS)
     if logprobs is not None:
         check_logprobs(output, logprobs, answers)
-    if record is not None and answers > 1:
-        why = "a recording is of one answer"
-        raise UsageError(f"--record and --answers {answers} can't be used together", why=why)
     if record is not None:
         check_output_file(output, record, yes=yes)
     if not model:
         raise no_model("run", words)
 
 
-def _check_prefill(answer: AnswerOptions, *, raw: bool, has_beams: bool) -> None:
-    """Raise UsageError for a beginning of the answer where there is no turn to begin."""
-    if answer.request.begins and (raw or has_beams):
-        other = "--raw" if raw else "--beams"
-        raise UsageError(f"--prefill and {other} can't be used together", hint="put the text at the end of the prompt")
-
-
-def _explain_sampling(output: Output, sampling: SamplingParams, origins: Mapping[str, str]) -> None:
+def _explain_sampling(
+    output: Output, sampling: SamplingParams, origins: Mapping[str, str], presets: Mapping[str, str]
+) -> None:
     from llmrun.ui.views.chat import show_sampling  # most answers need no table
 
-    show_sampling(output, sampling_rows(sampling, origins))
+    show_sampling(output, sampling_rows(sampling, origins, presets))
 
 
 def _with_files(output: Output, text: str, answer: AnswerOptions, docs: DocsOptions, loading: LoadingOptions) -> str:

@@ -13,10 +13,9 @@ import typer
 from llmrun.cli.options import option_table
 from llmrun.errors import UsageError, did_you_mean
 from llmrun.protocol.arguments import BIASES, TEXTS
+from llmrun.protocol.layers import FLAG
 from llmrun.protocol.params import DEFAULTS, PARAMETERS, SERVER, SamplingParams, check_parameter
 
-PRESET_ORIGINS: dict[str, str] = {}
-"""Parameter that the command line leaves out -> origin of its value: the environment, or the model's preset."""
 _KEY_VARIABLE = "LLMRUN_WATERMARK_KEY"
 
 
@@ -125,13 +124,19 @@ def shown_value(name: str, value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def sampling_rows(params: SamplingParams, origins: Mapping[str, str]) -> list[tuple[str, str, str]]:
-    """Return every sampling parameter as (flag, value, origin of the value); the values of a server are unknown."""
+def sampling_rows(
+    params: SamplingParams, origins: Mapping[str, str], presets: Mapping[str, str] = {}
+) -> list[tuple[str, str, str]]:
+    """Return every sampling parameter as (flag, value, origin of the value); the values of a server are unknown.
+
+    Args:
+        presets: parameters that presets have set instead of flags, with their origins.
+    """
     return [
         (
             row.flag,
             "" if origins[name] == SERVER else shown_value(name, getattr(params, name)),
-            PRESET_ORIGINS.get(name, "flag") if origins[name] == "flag" else origins[name],
+            presets.get(name, FLAG) if origins[name] == FLAG else origins[name],
         )
         for name, row in PARAMETERS.items()
     ]

@@ -24,7 +24,7 @@ from llmrun.cli import settings_file
 from llmrun.cli.background import LOG_VARIABLE, install_service, rotate, serve_in_background, uninstall_service
 from llmrun.cli.commands import EXPLAIN_ON_PAGE
 from llmrun.cli.completion import complete_model
-from llmrun.cli.defaults import loading_fields, preset_values
+from llmrun.cli.defaults import preset_layer
 from llmrun.cli.docs import DocsOptions, documents, open_documents
 from llmrun.cli.loading import find_draft, find_model
 from llmrun.cli.main import ENDING
@@ -45,10 +45,12 @@ from llmrun.gguf.rules import check
 from llmrun.models.adapters import adapter_bytes
 from llmrun.models.location import find_projector, locate, not_on_disk
 from llmrun.planning.measurements import compare_allocated
-from llmrun.protocol.messages import AnswerRequest, fields_with
-from llmrun.protocol.params import Limits
+from llmrun.protocol.exclusions import spelled, yielding
+from llmrun.protocol.layers import FLAG, Layer, layer, resolved
+from llmrun.protocol.messages import fields_with
+from llmrun.protocol.params import PARAMETERS
 from llmrun.server.guard import LOOPBACK, Policy, read_keys
-from llmrun.server.pool import Preset, RequestDefaults
+from llmrun.server.pool import Defaults
 from llmrun.server.protocols.fields import read_time
 from llmrun.server.registry import END_NOW, RunningServer, allow_many_connections, bind, registered
 from llmrun.ui.terminal.output import Output
@@ -189,7 +191,7 @@ def serve(
         projector=loading.projector, draft=_fetch_missing(output, names, loading), adapters=loading.adapters,
         sampling=marking, any_model=any_model, aliases=_aliases(alias or []), allow_manage=allow_manage,
         presets=page_presets,
-        defaults=RequestDefaults(AnswerRequest(**requests), served_presets()),
+        defaults=served_defaults(requests),
     )  # fmt: skip
     if background or install:
         listening.close()
@@ -243,7 +245,7 @@ def serve_page(name: str, loading: LoadingOptions, docs: DocsOptions, tooling: T
         draft=_fetch_missing(output, (name,), loading),
         projector=loading.projector,
         adapters=loading.adapters,
-        defaults=RequestDefaults(preset=served_presets()),
+        defaults=served_defaults(),
         presets=page_presets,
     )
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
@@ -264,22 +266,23 @@ def _open_browser(address: str) -> bool:
     return True
 
 
-def served_presets() -> Callable[[str], Preset]:
-    """Return the presets of a server's models by name, with values of the environment. Raises UsageError as fill()."""
+def served_defaults(flags: Mapping[str, Any] = {}) -> Defaults:
+    """Return the defaults of a server's models: options, the environment, presets. Raises UsageError as fill().
+
+    Args:
+        flags: fields of requests that options set.
+    """
     given = settings_file.read_file()
-    preset_values(given, "", is_remote=False)  # an invalid variable is an error at the start
+    preset_layer(given, "")  # an invalid variable is an error at the start
 
     @cache
-    def preset(model: str) -> Preset:
-        found = preset_values(given, model, is_remote=False)
-        keys = [key for key in found if settings_file.PRESET[key].is_sampling]
-        values = sampling_flags(**{settings_file.PRESET[key].parameter: found[key][0] for key in keys})
-        preferred = {settings_file.PRESET[key].parameter: value for key, (value, _) in found.items()}
-        fields = {name: preferred[name] for name in fields_with(preset="model") if name in preferred}
-        request = AnswerRequest(limits=Limits(preferred.get("max_tokens")), **fields)
-        return Preset(preferred.get("system", ""), request, values, loading_fields(found))
+    def defaults(model: str) -> Layer:
+        found = preset_layer(given, model)
+        read = sampling_flags(**{name: value for name, (value, _) in found.items() if name in PARAMETERS})
+        preset = {name: (read.get(name, value), origin) for name, (value, origin) in found.items()}
+        return resolved(layer(FLAG, flags), yielding(preset, spelled(flags)))
 
-    return preset
+    return defaults
 
 
 def page_presets() -> list[dict[str, Any]]:

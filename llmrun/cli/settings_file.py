@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from llmrun.cli.sampling import read_value
 from llmrun.config import config_file, read_toml
 from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
+from llmrun.protocol.exclusions import conflict, spelled
 from llmrun.protocol.messages import REQUEST_FIELDS
 from llmrun.protocol.params import PARAMETERS
 from llmrun.protocol.settings import PARALLEL_BOUNDS, SETTINGS
@@ -58,8 +59,10 @@ def _request_keys(kind: str) -> dict[str, Key]:
     }
 
 
-LOADING = {"ctx": Key("ctx", int)} | {
-    SETTINGS[name].option.lstrip("-"): Key(name, str, SETTINGS[name].choices) for name in ("kv_type_k", "kv_type_v")
+LOADING = {"ctx": Key("n_ctx", int)} | {
+    row.option.lstrip("-"): Key(name, int if row.bounds else str, row.choices, bounds=row.bounds or (0, _HIGHEST))
+    for name, row in SETTINGS.items()
+    if row.in_preset
 }
 """Keys of a preset that mean nothing for a remote server."""
 PRESET = {
@@ -212,11 +215,12 @@ def read_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if not found:
         hint = did_you_mean(name, preset_names(values), f"llmrun config set presets.{name}.system TEXT makes one")
         raise UsageError(f"there is no preset {name!r}", why=f"not in {config_file()}", hint=hint)
-    if found.get("think") is False:
-        other = next((key for key in ("think-tokens", "think-effort") if key in found), "")
-        if other:
-            what = f"think = false and {other} of the preset {name} can't be used together"
-            raise UsageError(what, hint=f"llmrun config unset presets.{name}.{other}")
+    keys = {flag: key for key, value in found.items() for flag in spelled({NAMED[key].parameter: value})}
+    given = spelled({NAMED[key].parameter: value for key, value in found.items()})
+    if (row := conflict(given)) is not None:
+        first, other = (keys[option.partition(" ")[0]] for option in row.options)
+        what = f"{first} = {as_typed(found[first])} and {other} of the preset {name} can't be used together"
+        raise UsageError(what, hint=f"llmrun config unset presets.{name}.{other}")
     return found
 
 

@@ -298,7 +298,7 @@ def set_value(chat: Chat, argument: str) -> None:
     """Print the sampling parameters, or set one."""
     words = argument.removeprefix("parameter ").split(maxsplit=1)
     if words in ([], ["all"]):
-        rows = sampling_rows(*chat.conversation.sampling())
+        rows = sampling_rows(*chat.conversation.sampling(), chat.loading.origins)
         shown = [row for row in rows if words or row[0] in USUAL_PARAMETERS or row[2] not in ("default", SERVER)]
         show_sampling(chat.output, shown)
         if len(shown) < len(rows):

@@ -128,15 +128,12 @@ class Preparer:
             generate.request,
             tokens,
             sampler,
-            request.limits,
+            request,
             salt=self.prompts.salt(request, adapters),
             adapters=adapters,
-            moves=request.moves,
-            is_repeatable=request.sampling.is_repeatable,
             media=prompt.media,
             drafting=self._drafting(request, tokens, has_media=prompt.media is not None),
             guard=RepeatGuard() if request.stops_repeats else None,
-            token_ids=request.token_ids,
         )
         if prompt.turn is not None and beginning is None:  # else the answer's message has more than was generated
             prompt.turn.reasons |= inside or (reasoning is not None and text.rstrip().endswith(reasoning.closing))

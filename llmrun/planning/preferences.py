@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from llmrun.errors import UsageError, require_within
 from llmrun.planning.hardware import Hardware
 from llmrun.planning.memory import KV_BYTES, UBATCH
 from llmrun.protocol.devices import Gpu, check_overrides, selected
+from llmrun.protocol.exclusions import spelled, yielding
+from llmrun.protocol.layers import Layer, values_of
 from llmrun.protocol.settings import (
     DEFAULTS,
     DEVICE_SETTINGS,
@@ -23,8 +25,7 @@ CONTEXT_BOUNDS = (256, MAX_TOKENS)
 """Inclusive bounds of a context window in tokens."""
 ALL_LAYERS = -1
 ATTENTION = ("flash_attention", "kv_type_k", "kv_type_v")
-LOAD_OPTIONS = ("threads", "n_batch", "n_ubatch", "gpu_layers", "cpu_experts", *ATTENTION, *DEVICE_SETTINGS)
-"""The engine settings that a user may prefer, all fields of LoadPreferences."""
+_PLANNED = ("threads", "n_batch", "n_ubatch", "gpu_layers", "cpu_experts")  # a plan chooses them by the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +38,23 @@ class LoadPreferences:
 
     n_ctx: int | None = None  # context window in tokens
     threads: int | None = None
+    n_batch: int | None = None  # most tokens of a decode call
+    n_ubatch: int | None = None  # tokens of the largest micro-batch that there has to be memory for
     gpu_layers: int | None = None  # -1 is all; None is as many as fit
+    cpu_experts: int | None = None  # layers whose experts stay with the processor
+    flash_attention: str | None = None
     kv_type_k: str | None = None  # a key of memory.KV_BYTES
     kv_type_v: str | None = None
-    flash_attention: str | None = None
-    parallel: int = 1  # answers at the same time
-    cpu_experts: int | None = None  # layers whose experts stay with the processor
-    as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
-    # Without a preferred number, decode with fewer threads while the machine is busy. These may round otherwise.
-    adapts_threads: bool = True
-    workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
     split_mode: str = DEFAULTS.split_mode
     main_gpu: int = DEFAULTS.main_gpu
     tensor_split: str = DEFAULTS.tensor_split
     device: str = DEFAULTS.device
     override_tensor: str = DEFAULTS.override_tensor
-    n_batch: int | None = None  # most tokens of a decode call
-    n_ubatch: int | None = None  # tokens of the largest micro-batch that there has to be memory for
+    parallel: int = 1  # answers at the same time
+    as_alone: bool = False  # choose flash attention as for one answer, so that each of several equals that of its seed
+    # Without a preferred number, decode with fewer threads while the machine is busy. These may round otherwise.
+    adapts_threads: bool = True
+    workers: tuple[str, ...] = ()  # "HOST:PORT" of RPC workers that hold a part of the layers
     n_drafted: int | None = None  # drafted tokens of a step, for recurrent models; None is as many as memory allows
     draft_heads: bool | None = None  # draft with the model's own heads; None where it has some and memory allows it
 
@@ -72,6 +73,13 @@ class LoadPreferences:
             what = f"--rpc and {SETTINGS[chosen].option} can't be used together"
             raise UsageError(what, why="layers are divided by the memory of each machine")
 
+    def completed(self, layer: Layer) -> LoadPreferences:
+        """Return the preferences with values of a layer where they leave the choice to the plan."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = spelled({name: values[name] for name in ATTENTION if values[name] is not None})
+        found = values_of(yielding(layer, given))
+        return replace(self, **{name: found[name] for name in found if values.get(name, ...) is None})
+
     @property
     def kv_type(self) -> str:
         """The larger of the two types, for which memory is planned."""
@@ -89,8 +97,9 @@ class LoadPreferences:
 
     @property
     def as_given(self) -> dict[str, Any]:
-        """The settings of attention and of GPUs; defaults where the user left them open."""
-        return {**self.attention, **{name: getattr(self, name) for name in DEVICE_SETTINGS}}
+        """The settings of a load as the user gave them, without those that are planned; defaults where left open."""
+        given = ((name, getattr(self, name)) for name in LOAD_OPTIONS if name not in _PLANNED)
+        return {name: getattr(DEFAULTS, name) if value is None else value for name, value in given}
 
     def gpus(self, there: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         """Return those of a machine's GPUs that are to be used.
@@ -109,3 +118,7 @@ class LoadPreferences:
             gpu_layers=ALL_LAYERS if self.gpu_layers is None else self.gpu_layers,
             **self.as_given,
         )
+
+
+LOAD_OPTIONS = tuple(each.name for each in fields(LoadPreferences) if each.name in SETTINGS)
+"""The engine settings that a user may prefer, in the order of their options."""

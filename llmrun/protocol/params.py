@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from llmrun.errors import TEXT, UsageError, ValueKind, brief, require, require_within
 from llmrun.protocol.arguments import BIASES, NUMBER, TEXTS, check_fields
 from llmrun.protocol.arguments import MOST_TOKENS as MOST_TOKENS
+from llmrun.protocol.layers import layer, origins_of, resolved, values_of
 
 _INT32_MAX = 2**31 - 1
 _MOST_LAST = 65_536
@@ -346,12 +347,7 @@ def resolve_sampling(
         UsageError: a value is out of bounds or its name unknown.
     """
     known = {field.name for field in fields(SamplingParams)}
-    values: dict[str, Any] = {}
-    origins = dict.fromkeys(known, "default")
-    for origin, layer in reversed(layers):
-        for name, value in layer.items():
-            if name not in known:
-                raise UsageError(f"there is no sampling parameter {name!r}")
-            values[name] = value
-            origins[name] = origin
-    return replace(DEFAULTS, **values), origins
+    found = resolved(*(layer(origin, values) for origin, values in layers))
+    if (unknown := next((name for name in found if name not in known), None)) is not None:
+        raise UsageError(f"there is no sampling parameter {unknown!r}")
+    return replace(DEFAULTS, **values_of(found)), {**dict.fromkeys(known, "default"), **origins_of(found)}

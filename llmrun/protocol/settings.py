@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     bounds: tuple[int, int] | None = None  # inclusive; of cpu_experts, for the number of layers
     choices: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None  # raises UsageError for a text that is invalid
+    in_preset: bool = False  # the settings file and the environment may set it, for each model
 
 
 def setting(default: Any, label: str, **description: Any) -> Any:
@@ -78,12 +79,12 @@ class EngineSettings:
     kv_type_k: str = setting(
         "f16", "KV keys", option="--cache-type-k", short="-ctk", help="Type of keys in the KV cache.",
         metavar="TYPE", unset="f16", heading="K",
-        column="type_k", choices=tuple(KV_TYPES),
+        column="type_k", choices=tuple(KV_TYPES), in_preset=True,
     )  # fmt: skip
     kv_type_v: str = setting(
         "f16", "KV values", option="--cache-type-v", short="-ctv", help="Type of values in the KV cache.",
         metavar="TYPE", unset="f16", heading="V",
-        column="type_v", choices=tuple(KV_TYPES),
+        column="type_v", choices=tuple(KV_TYPES), in_preset=True,
     )  # fmt: skip
     repack: bool = setting(
         True, "repack", option="--repack", short="-rpk", help="Repack weights for this processor's kernels.",

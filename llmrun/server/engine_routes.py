@@ -55,7 +55,7 @@ class EngineRoutes:
         async with self._state.engine(request.query_params.get("model", ""), request.receive) as (_, pooled):
             model = pooled.loaded_model
             name = request.query_params.get("model") or pooled.name
-            sampling, _ = model.sampling({**self._state.pool.sampling(name, {}), **self._state.sampling})
+            sampling, _ = self._state.pool.sampling(pooled, name, self._state.sampling)
             header = model.header
             return JSONResponse(
                 {

@@ -289,7 +289,7 @@ class ResponseStreams:
         model = self._pooled.loaded_model
         refuse_answers(model.header)
         name = self._completion.model
-        sampling = model.sampling(self._pool.sampling(name, self._completion.sampling))[0]
+        sampling = self._pool.sampling(self._pooled, name, self._completion.sampling)[0]
         if sampling.seed is not None and (place := index % self._completion.n):
             sampling = replace(sampling, seed=(sampling.seed + place) % 2**32)
         speculation = model.drafting.speculation(self._completion.speculate)

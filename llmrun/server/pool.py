@@ -25,11 +25,21 @@ from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, Usa
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.use import using
-from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.adapters import Adapter, AdapterScale
+from llmrun.protocol.exclusions import spelled, yielding
 from llmrun.protocol.jobs import Empty
+from llmrun.protocol.layers import FLAG, Layer, layer, origins_of, resolved, values_of
 from llmrun.protocol.media import Modality
-from llmrun.protocol.messages import UNSET, AnswerRequest, Message, Started, TextDelta, with_defaults
+from llmrun.protocol.messages import (
+    REQUEST_FIELDS,
+    AnswerRequest,
+    Message,
+    Started,
+    TextDelta,
+    given_values,
+    with_defaults,
+)
+from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams
 from llmrun.protocol.questions import COMPARE, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
@@ -200,42 +210,25 @@ def prompt_hash(request: AnswerRequest) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-class Preset(NamedTuple):
-    """A model's values for what neither a request nor the command line sets."""
-
-    system: str = ""
-    request: AnswerRequest = UNSET
-    sampling: Mapping[str, Any] = MappingProxyType({})  # fields of SamplingParams
-    loading: Mapping[str, Any] = MappingProxyType({})  # fields of LoadPreferences
-
-    def apply(self, request: AnswerRequest) -> AnswerRequest:
-        request = with_defaults(request, self.request)
-        if self.system and request.messages and all(message.role != "system" for message in request.messages):
-            request = replace(request, messages=(Message("system", self.system), *request.messages))
-        return request
-
-    def complete(self, preferences: LoadPreferences) -> LoadPreferences:
-        left_out = {name: value for name, value in self.loading.items() if getattr(preferences, name) is None}
-        return replace(preferences, **left_out)
+Defaults = Callable[[str], Layer]
+"""Returns what requests and loads of a model leave open, by its name on the command line: fields of AnswerRequest,
+Limits, SamplingParams and LoadPreferences, and "system"."""
 
 
-NO_PRESET = Preset()
+def no_defaults(model: str) -> Layer:
+    return {}
 
 
-class RequestDefaults(NamedTuple):
-    """Fields of requests that do not set them."""
-
-    request: AnswerRequest = UNSET  # the command line's; its template is of the first model
-    preset: Callable[[str], Preset] = lambda model: NO_PRESET
-
-    def apply(self, request: AnswerRequest, model: str, *, is_first: bool) -> AnswerRequest:
-        defaults = self.request if is_first else replace(self.request, template=None)
-        if request.thinking is not None:
-            defaults = replace(defaults, reasoning_effort=None)
-        return self.preset(model).apply(with_defaults(request, defaults))
-
-
-NO_DEFAULTS = RequestDefaults()
+def completed(request: AnswerRequest, defaults: Layer) -> AnswerRequest:
+    """Return a request with defaults of what it leaves open, unless they exclude what it has."""
+    given = {name: value for name, value in given_values(request).items() if name in REQUEST_FIELDS}
+    values = values_of(yielding(defaults, spelled(given)))
+    fields = {name: value for name, value in values.items() if name in REQUEST_FIELDS}
+    if fields or "max_tokens" in values:
+        request = with_defaults(request, AnswerRequest(limits=Limits(values.get("max_tokens")), **fields))
+    if values.get("system") and request.messages and all(message.role != "system" for message in request.messages):
+        request = replace(request, messages=(Message("system", values["system"]), *request.messages))
+    return request
 
 
 class Pool:
@@ -250,7 +243,7 @@ class Pool:
         adapters: of one of the models.
         aliases: other names of models.
         any_model: the first model answers requests for all other names.
-        defaults: of all requests.
+        defaults: of each model.
     """
 
     def __init__(
@@ -266,7 +259,7 @@ class Pool:
         adapters: ServedAdapters = NO_ADAPTERS,
         aliases: Mapping[str, str] = MappingProxyType({}),
         any_model: bool = False,
-        defaults: RequestDefaults = NO_DEFAULTS,
+        defaults: Defaults = no_defaults,
         files: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._files, self._names_of_files = files, {path: name for name, path in files.items()}
@@ -395,15 +388,22 @@ class Pool:
         """
         identity = pooled.located.identity
         is_first = bool(self.names) and self._identities.get(self.names[0], identity) == identity
-        given = self._given_name(name)
-        if is_first:  # whose adapters they are
+        defaults = self._defaults(self._given_name(name))
+        if is_first:  # whose adapters they are, and the template
             request = self.adapters.apply(name, request)
-        request = self._defaults.apply(request, given, is_first=is_first)
-        return pooled.located.spec.modelfile.complete(request)
+        else:
+            defaults = {field: each for field, each in defaults.items() if field != "template"}
+        return pooled.located.spec.modelfile.complete(completed(request, defaults))
 
-    def sampling(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of SamplingParams that a request sets, completed by the model's preset."""
-        return {**self._defaults.preset(self._given_name(name)).sampling, **given}
+    def sampling(
+        self, pooled: PooledModel, name: str, given: Mapping[str, Any]
+    ) -> tuple[SamplingParams, dict[str, str]]:
+        """Return the sampling parameters of requests that set some of them, and each one's origin, FLAG for these."""
+        defaults = self._defaults(self._given_name(name)).items()
+        left_open = {field: each for field, each in defaults if field in PARAMETERS}
+        found = resolved(layer(FLAG, given), yielding(left_open, spelled(given)))
+        params, origins = pooled.loaded_model.sampling(values_of(found))
+        return params, {**origins, **origins_of(found)}
 
     def _given_name(self, name: str) -> str:
         """Return what the command line has for a model, which presets are found by."""

@@ -36,7 +36,7 @@ from llmrun.server.model_routes import ModelCatalog
 from llmrun.server.page.insights import Explain
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
-from llmrun.server.pool import NO_ADAPTERS, NO_DEFAULTS, Pool, PooledModel, RequestDefaults, ServedAdapters
+from llmrun.server.pool import NO_ADAPTERS, Defaults, Pool, PooledModel, ServedAdapters, no_defaults
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.registry import ServedDrafts
 
@@ -63,7 +63,7 @@ class ServeOptions:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that override the client's
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of models
     any_model: bool = False  # the first model answers requests for all other names
-    defaults: RequestDefaults = NO_DEFAULTS
+    defaults: Defaults = no_defaults  # of requests and loads
     allow_manage: bool = False  # all clients may pull, copy and delete models
     presets: Callable[[], list[dict[str, Any]]] = list  # reads those of the page, see PageRoutes
 
@@ -157,7 +157,7 @@ class Serving:
         return prepare(
             located.spec,
             path,
-            options.defaults.preset(located.spec.name).complete(options.preferences),
+            options.preferences.completed(options.defaults(located.spec.name)),
             warm_up=True,
             verbose=options.verbose,
             keeps_states=True,

@@ -40,7 +40,7 @@ from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Finished, Stats
+from llmrun.protocol.messages import AnswerRequest, Finished, Stats
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
 
@@ -64,7 +64,7 @@ def answered(model: LlamaModel, count: int, speculation: Speculation | None) -> 
         if heads is not None and speculation is not None:
             drafting = Drafting(speculation, prompt, heads, costs, is_repeatable=True)
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-        engine.add(Sequence(number, prompt, sampler, Limits(N_TOKENS), drafting=drafting))
+        engine.add(Sequence(number, prompt, sampler, AnswerRequest(limits=Limits(N_TOKENS)), drafting=drafting))
         sequences.append(engine._waiting[-1])
     while engine.busy:
         stats += [event.stats for event in engine.step() if isinstance(event, Finished)]

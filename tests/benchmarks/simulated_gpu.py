@@ -27,7 +27,7 @@ from llmrun.engine.core.loop import Engine
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.llama.base import Entry, Run, RunLimit, RunRow
-from llmrun.protocol.messages import Event, Finished, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 STEP_SECONDS = {1: 4.1e-3, 4: 5.3e-3, 8: 7.4e-3, 16: 8.1e-3, 32: 12e-3}
@@ -149,7 +149,7 @@ def measure(n_clients: int, n_prompt: int, n_answer: int, *, unified: bool, time
             prompt = [(client * 7 + round_number * 31 + i * (client + 3)) % 256 for i in range(n_prompt)]
             prompt[:2] = [round_number, client]
             sampler = SequenceSampler(SamplingParams(seed=client), device.vocabulary, prompt)
-            engine.add(Request(client, prompt, sampler, Limits(n_answer)))
+            engine.add(Request(client, prompt, sampler, AnswerRequest(limits=Limits(n_answer))))
         quiet = _native.CancelFlag()
         while engine.busy:
             note(engine.step(RunLimit(64, 0.0, quiet), note))

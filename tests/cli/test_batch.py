@@ -12,17 +12,15 @@ from typing import Any
 
 import pyarrow
 import pytest
-import typer
 from pyarrow import parquet
 from support import remote_server
+from support.commands import app_of
 from support.remote_server import MODEL, FarServer
 from typer.testing import CliRunner, Result
 
-from llmrun.cli.batch import batch
 from llmrun.errors import LlmrunError, ModelNotFoundError, RowsFailedError, UsageError
 
-app = typer.Typer()
-app.command()(batch)
+app = app_of("batch")
 
 TEXTS = ["zebra", 'a "quoted", text', "two\nlines", "ünï"]
 OURS = json.dumps({"row": 1, "answer": "a", "error": None, "key": "0123456789abcdef"}) + "\n"

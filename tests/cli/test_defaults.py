@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import filled
 from support.gguf_writer import runnable_model, tiny_model, write
 from support.served import CHAT, LiveServer
 
@@ -27,7 +28,7 @@ from llmrun.planning.tuned import TunableSettings
 from llmrun.protocol.loading import Load
 from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import resolve_sampling
-from llmrun.server.pool import RequestDefaults
+from llmrun.server.pool import completed
 
 FRONT = Path(__file__).parents[1] / "support/front.py"
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -169,7 +170,7 @@ def test_tuned_settings_come_after_the_users(
         config.write_text(f'[models.a]\ncache-type-k = "{preset}"\n')
     for name, value in others.items():
         monkeypatch.setenv(name, value)
-    _, found = filled("run", model="a", **given)
+    _, found, _ = filled("run", model="a", **given)
     preferences = LoadPreferences(**{**found, **given})  # type: ignore[arg-type]
     load = Load("a.gguf", 512, threads=2)
     load = replace(load, **preferences.attention)
@@ -197,7 +198,7 @@ def test_an_alias_names_a_model_everywhere(run: Run, config: Path, tmp_path: Pat
 def test_presets_of_other_commands(config: Path) -> None:
     config.write_text('[models.a]\nctx = 512\nsystem = "x"\ncache-type-k = "q8_0"\ntemp = 0.5\n')
     for command in ("explain", "batch", "embed", "score"):
-        assert filled(command, model="a")[1] == {"ctx": 512, "system": "x", "kv_type_k": "q8_0", "temperature": 0.5}
+        assert filled(command, model="a")[1] == {"n_ctx": 512, "system": "x", "kv_type_k": "q8_0", "temperature": 0.5}
     found = defaults.with_preset("a", LoadPreferences(threads=3))
     assert found == LoadPreferences(n_ctx=512, threads=3, kv_type_k="q8_0")
 
@@ -210,32 +211,18 @@ def test_every_command_with_presets_reads_the_settings(run: Run, config: Path) -
         assert (done.returncode, "--ctx 5" in done.stderr or "invalid" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_preset_comes_before_the_model_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_comes_before_the_model_file() -> None:
     params, origins = resolve_sampling(("flag", {"temperature": 0.4}), ("model", {"temperature": 0.9}))
-    monkeypatch.setitem(sampling.PRESET_ORIGINS, "temperature", "preset")
-    row = next(row for row in sampling.sampling_rows(params, origins) if row[0] == "--temp")
+    rows = sampling.sampling_rows(params, origins, {"temperature": "preset"})
+    row = next(row for row in rows if row[0] == "--temp")
     assert row == ("--temp", "0.4", "preset")
-
-
-class Context:
-    """The part of Typer's context that defaults.fill() changes."""
-
-    def __init__(self) -> None:
-        self.default_map: dict[str, Any] = {}
-
-
-def filled(command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parsed values of a command and its defaults afterwards."""
-    context = Context()
-    defaults.fill(command, context, values)
-    return values, context.default_map
 
 
 def test_a_preset_is_of_every_quant_unless_one_has_its_own(config: Path) -> None:
     config.write_text('[models.a]\nctx = 512\nsystem = "x"\n[models."a:q8_0"]\nctx = 1024\n')
-    assert filled("chat", model="a")[1] == {"ctx": 512, "system": "x"}
-    assert filled("run", model="a:q4_0")[1] == {"ctx": 512, "system": "x"}
-    assert filled("run", model="a:q8_0")[1] == {"ctx": 1024, "system": "x"}
+    assert filled("chat", model="a")[1] == {"n_ctx": 512, "system": "x"}
+    assert filled("run", model="a:q4_0")[1] == {"n_ctx": 512, "system": "x"}
+    assert filled("run", model="a:q8_0")[1] == {"n_ctx": 1024, "system": "x"}
     assert filled("run", model="b")[1] == {}
 
 
@@ -262,8 +249,7 @@ def ask_served(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         f"[models.{json.dumps(names[1])}]\nsystem = 'Be long.'\ncache-type-k = 'q8_0'\n"
     )
     options = {"names": (*names,), "aliases": {"fast": names[0]}, "n_ctx": None}
-    defaults_of_server = RequestDefaults(preset=serve.served_presets())
-    with LiveServer(tmp_path, ("reporting",), defaults=defaults_of_server, **options) as server:
+    with LiveServer(tmp_path, ("reporting",), defaults=serve.served_defaults(), **options) as server:
 
         def ask(model: str, path: str = CHAT, **fields: Any) -> Any:
             answer = server.post(path, {"model": model, "messages": [{"role": "user", "content": "Hi"}], **fields}).json
@@ -300,13 +286,12 @@ def test_a_request_comes_before_the_preset(ask_served: Callable[..., Any], tmp_p
 def test_earlier_reasoning_flag_request_preset(config: Path) -> None:
     config.write_text("[models.a]\nkeep-reasoning = false\n")
     assert filled("run", model="a")[1]["keep_reasoning"] is False
-    server = RequestDefaults(preset=serve.served_presets())
+    server, keeping = serve.served_defaults(), serve.served_defaults({"keep_reasoning": True})
     asked = AnswerRequest(prompt="Hi")
-    assert server.apply(asked, "a", is_first=True).keep_reasoning is False
-    assert server.apply(asked, "b", is_first=True).keep_reasoning is None
-    assert server.apply(replace(asked, keep_reasoning=True), "a", is_first=True).keep_reasoning is True
-    keeping = server._replace(request=AnswerRequest(keep_reasoning=True))
-    assert keeping.apply(asked, "a", is_first=True).keep_reasoning is True
+    assert completed(asked, server("a")).keep_reasoning is False
+    assert completed(asked, server("b")).keep_reasoning is None
+    assert completed(replace(asked, keep_reasoning=True), server("a")).keep_reasoning is True
+    assert completed(asked, keeping("a")).keep_reasoning is True
     config.write_text("[models.a]\nkeep-reasoning = 'maybe'\n")
     with pytest.raises(UsageError, match="must be true or false"):
         filled("run", model="a")
@@ -318,13 +303,13 @@ def test_a_flag_and_the_environment_come_before_the_preset_of_a_served_model(
     config.write_text("[models.a]\ntemp = 0.25\nctx = 512\n")
     monkeypatch.setenv("LLMRUN_TEMP", "0.75")
     monkeypatch.setenv("LLMRUN_CTX", "1024")
-    preset = serve.served_presets()
-    assert preset("a").sampling == preset("b").sampling == {"temperature": 0.75}
-    assert preset("a").loading == {"n_ctx": 1024}
-    assert preset("a").complete(LoadPreferences(n_ctx=256)) == LoadPreferences(n_ctx=256)
+    found = serve.served_defaults()
+    assert found("a") == found("b") == {"temperature": (0.75, "environment"), "n_ctx": (1024, "environment")}
+    assert LoadPreferences(n_ctx=256).completed(found("a")) == LoadPreferences(n_ctx=256)
+    assert LoadPreferences().completed(found("a")) == LoadPreferences(n_ctx=1024)
     monkeypatch.setenv("LLMRUN_TEMP", "hot")
     with pytest.raises(UsageError, match="LLMRUN_TEMP"):
-        serve.served_presets()
+        serve.served_defaults()
 
 
 def test_help_needs_no_sound_settings_file(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +357,8 @@ def test_every_key_is_an_option_of_its_commands() -> None:
         ("run", settings_file.PRESET),
         ("chat", settings_file.PRESET),
         ("serve", settings_file.SERVE),
+        *((name, settings_file.LOADING) for name in ("batch", "explain")),
+        *((name, {"ctx": settings_file.LOADING["ctx"]}) for name in ("embed", "rerank", "score")),
     ):
         options = {each.name: each.opts for each in root.get_command(typer.Context(root), command).params}
         for name, key in keys.items():

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import typer
+from support.commands import app_of
 from typer.testing import CliRunner
 
 from llmrun import __main__
-from llmrun.cli.commands import COMMANDS
 from llmrun.cli.sampling import read_value, shown_value
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.protocol.llama_folder import KERNELS_VARIABLE, own_kernels_wanted
@@ -136,13 +136,6 @@ def nothing_is_touched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("subprocess.Popen", touched)  # an engine
 
 
-def app_of(command: str) -> typer.Typer:
-    entry = COMMANDS[command]
-    app = typer.Typer()
-    app.command()(entry.load())
-    return app
-
-
 @pytest.mark.usefixtures("nothing_is_touched")
 @pytest.mark.parametrize("command", WRONG)
 def test_wrong_values_are_refused_by_the_flag_before_anything_is_looked_for(command: str) -> None:
@@ -166,7 +159,7 @@ def test_wrong_values_are_refused_by_the_flag_before_anything_is_looked_for(comm
 def test_the_table_knows_every_option_with_a_value(command: str) -> None:
     tried = {word for options in WRONG[command] for word in options} | FREE.get(command, set())
     parameters = typer.main.get_command(app_of(command)).params
-    options = [each for each in parameters if each.param_type_name == "option" and not each.is_flag]
+    options = [each for each in parameters if each.param_type_name == "option" and not (each.is_flag or each.hidden)]
     assert not [option.opts for option in options if not tried & set(option.opts)]
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jinja2
 import pytest
+from support import commands
 from support.gguf_writer import gguf, tiny_model, write
 from support.model_disk import put_ollama
 from typer.testing import CliRunner
 
-from llmrun.cli import defaults, options, sampling, serve, settings_file
+from llmrun.cli import options, serve, settings_file
 from llmrun.cli.config import app, as_preset
 from llmrun.errors import UsageError
 from llmrun.models.modelfile import as_jinja, as_modelfile, read_instructions
@@ -42,33 +42,30 @@ def config(home: Path, tmp_path: Path) -> Path:
     return path
 
 
-def filled(command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parsed values of a command, and the defaults of what it leaves out."""
-    context: Any = SimpleNamespace(default_map=None)
-    typed: dict[str, Any] = {"preset": "pirate", "model": None, **values}
-    defaults.fill(command, context, typed)
-    return typed, context.default_map
+def filled(command: str, **values: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """commands.filled() with the preset."""
+    return commands.filled(command, **{"preset": "pirate", "model": None, **values})
 
 
 def test_a_preset_names_the_model_and_every_option(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMRUN_TEMP", "0.1")
-    values, others = filled("chat")
+    values, others, origins = filled("chat")
     assert values["model"] == "smollm2"
-    assert (others["system"], others["temperature"], others["top_k"], others["ctx"]) == ("Arr.", 0.3, 7, 1024)
+    assert (others["system"], others["temperature"], others["top_k"], others["n_ctx"]) == ("Arr.", 0.3, 7, 1024)
     assert (others["tools"], others["stop"], others["lora"]) == (["a.py", "b.py"], ["\n\n"], ["p.gguf"])
     assert others["docs"] == "~/notes"
-    assert sampling.PRESET_ORIGINS["temperature"] == "preset pirate"
-    assert sampling.PRESET_ORIGINS["top_k"] == "preset"
-    assert sampling.PRESET_ORIGINS["reasoning_effort"] == "preset pirate"
+    assert origins["temperature"] == "preset pirate"
+    assert origins["top_k"] == "preset"
+    assert origins["reasoning_effort"] == "preset pirate"
 
 
 def test_what_is_typed_comes_first(config: Path) -> None:
     assert filled("chat", model="qwen3-4b")[0]["model"] == "qwen3-4b"
-    _, others = filled("chat", thinking=False)
+    _, others, _ = filled("chat", thinking=False)
     assert "reasoning_effort" not in others
     assert "temperature" not in filled("run", beams=2)[1]
     assert not {"thinking", "reasoning_effort"} & set(filled("run", beams=2)[1])
-    assert not {"ctx", "lora"} & set(filled("chat", at="http://127.0.0.1:1")[1])
+    assert not {"n_ctx", "lora"} & set(filled("chat", at="http://127.0.0.1:1")[1])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,7 @@ def test_what_is_typed_comes_first(config: Path) -> None:
 def test_the_only_argument_of_run_is_the_prompt(
     config: Path, values: dict[str, Any], model: str, prompt: tuple[str, ...]
 ) -> None:
-    typed, _ = filled("run", **values)
+    typed, _, _ = filled("run", **values)
     assert (typed["model"], typed["prompt"]) == (model, prompt)
 
 
@@ -212,10 +209,10 @@ def test_ollamas_store_comes_after_the_presets_of_the_model(config: Path, home: 
         home / ".ollama/models", "library/tuned:latest",
         system=b"Be a pirate.", params=b'{"stop": ["x"], "num_predict": 9}', template=b"{{ .Prompt }}:",
     )  # fmt: skip
-    _, found = filled("run", model="ollama/tuned", prompt=("hi",), preset=None)
-    assert (found["system"], found["stop"], found["max_tokens"]) == ("Be a pirate.", ["x"], 9)
+    _, found, origins = filled("run", model="ollama/tuned", prompt=("hi",), preset=None)
+    assert (found["system"], found["stop"], found["max_tokens"]) == ("Be a pirate.", ("x",), 9)
     assert options.template_text(found["template"]) == found["template"]
-    assert sampling.PRESET_ORIGINS["stop"] == "Ollama"
+    assert origins["stop"] == "Ollama"
     config.write_text('[models."ollama/tuned"]\nsystem = "Be brief."\n')
     assert filled("run", model="ollama/tuned", prompt=("hi",), preset=None)[1]["system"] == "Be brief."
     config.write_text("")

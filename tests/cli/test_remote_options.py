@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from support.commands import app_of
 from support.gguf_writer import tiny_model, write
 from support.installed import Terminal, only_error_line
 from support.remote_server import (
@@ -235,11 +234,8 @@ def test_what_only_an_engine_here_can_do_is_refused(
     server: FarServer, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    module = import_module("llmrun.cli.run" if command == "run" else "llmrun.cli.chat")
-    app = typer.Typer()
-    app.command()(getattr(module, command))
     for option in ONLY_HERE[command]:
-        done: Any = CliRunner().invoke(app, ["--at", server.url, "m", *option], input="hi")
+        done: Any = CliRunner().invoke(app_of(command), ["--at", server.url, "m", *option], input="hi")
         assert isinstance(done.exception, UsageError), option
         assert f"--at and {option[0]} can't be used together" in str(done.exception)
     assert not server.asked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,16 @@ from support.gguf_writer import runnable_model, write
 from support.installed import eventually
 from support.served import CHAT, HI, SECONDS, LiveServer, parse, read_all
 
-from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.layers import FLAG, layer
 from llmrun.server import exchange
-from llmrun.server.pool import RequestDefaults
+from llmrun.server.pool import Defaults
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
+
+
+def of_options(**values: Any) -> Defaults:
+    """Defaults of the server's options."""
+    return lambda model: layer(FLAG, values)
 
 
 @pytest.fixture
@@ -56,7 +60,7 @@ def test_what_is_looked_up(server: LiveServer, path: str) -> None:
 def test_requests_get_the_servers_template_and_effort(tmp_path: Path) -> None:
     model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ reasoning_effort * 100 }}{# reasoning_effort #}"
-    defaults = RequestDefaults(AnswerRequest(template=source, reasoning_effort="low"))
+    defaults = of_options(template=source, reasoning_effort="low")
     adaptive = {"thinking": {"type": "adaptive"}}
     levels = [{"output_config": {"effort": each}} for each in ("high", "medium")]
     with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=defaults) as live:
@@ -86,8 +90,7 @@ def test_earlier_reasoning_stays_unless_a_request_or_the_server_says_otherwise(t
         {"chat_template_kwargs": {"preserve_reasoning": False}}, {"chat_template_kwargs": {"preserve_thinking": False}},
     )  # fmt: skip
     sizes = []
-    ours = AnswerRequest(template=source)
-    for defaults in (RequestDefaults(ours), RequestDefaults(replace(ours, keep_reasoning=False))):
+    for defaults in (of_options(template=source), of_options(template=source, keep_reasoning=False)):
         with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=defaults) as live:
             answers = [live.post(CHAT, {**asked, **fields}).json for fields in requests]
             sizes.append([answer["usage"]["prompt_tokens"] for answer in answers])
@@ -149,9 +152,7 @@ def test_what_was_rewritten_is_logged_once(tmp_path: Path) -> None:
     model = write(tmp_path / "real.gguf", runnable_model({"llama.context_length": 2048}))
     refuses = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
     body = {"messages": [{"role": "assistant", "content": "a1"}, *HI["messages"]], "max_tokens": 1}
-    with LiveServer(
-        tmp_path, ("real",), model=model, n_ctx=2048, defaults=RequestDefaults(AnswerRequest(template=refuses))
-    ) as live:
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048, defaults=of_options(template=refuses)) as live:
         assert [live.post(CHAT, body).status for _ in range(2)] == [200, 200]
     assert [record.facts.get("rewritten") for record in live.served] == [("opening",), None]
 

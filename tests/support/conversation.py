@@ -15,7 +15,7 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.states import KVStore
 from llmrun.engine.core.threads import ThreadChooser
-from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Failed, Finished, Started, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from support.fake_context import FakeContext, Model, tokens_of
 
@@ -81,13 +81,15 @@ class Conversation:
         remember: int = 0,
         logprobs: int | None = None,
         salt: Salt | str = NO_SALT,
+        moves: bool = False,
         **more: Any,
     ) -> None:
         """Add a request. A salt that is a text is the client's own."""
         salt = Salt(private=salt) if isinstance(salt, str) else salt
         tokens = tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint, remember, logprobs)
-        self.engine.add(Request(request, tokens, sampler, Limits(most, stop, ban), salt=salt, **more))
+        asked = AnswerRequest(sampling=sampling, limits=Limits(most, stop, ban), logprobs=logprobs, moves=moves)
+        self.engine.add(Request(request, tokens, sampler, asked, salt=salt, **more))
 
     def run(self) -> None:
         """Step until all is answered, then rest, as the engine's process does."""

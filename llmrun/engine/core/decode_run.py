@@ -96,8 +96,8 @@ class DecodeRun:
         n_steps = limit.steps if self._context.on_device else max(1, limit.steps // len(self._sequences))
         for sequence in self._sequences:
             n_steps = min(n_steps, self._window - sequence.n_cached)
-            if sequence.limits.max_tokens:
-                n_steps = min(n_steps, sequence.limits.max_tokens - sequence.n_completion)
+            if max_tokens := sequence.asked.limits.max_tokens:
+                n_steps = min(n_steps, max_tokens - sequence.n_completion)
             if sequence.thinking is not None:
                 n_steps = min(n_steps, sequence.thinking.n_left or n_steps)
         return n_steps if slots.make_room(n_steps * len(self._sequences)) else 1

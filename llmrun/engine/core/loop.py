@@ -214,8 +214,8 @@ class Engine:
 
     def _has_to_repeat(self, sequence: Sequence) -> bool:
         """Return whether an answer would not be the same again if its next steps had other threads."""
-        split_from = self._context.split_from
-        return sequence.is_repeatable and split_from is not None and len(sequence.tokens) + MAX_RUN > split_from
+        split_from, is_repeatable = self._context.split_from, sequence.asked.sampling.is_repeatable
+        return is_repeatable and split_from is not None and len(sequence.tokens) + MAX_RUN > split_from
 
     def _time_steps(self, steps: RunSteps) -> None:
         """Account for the time of decode steps, before the next ones of a run."""
@@ -242,7 +242,7 @@ class Engine:
             self._waiting.remove(sequence)
             first, tokens, salt = not sequence.admitted, sequence.tokens, sequence.salt
             difference = self._slots.difference(tokens, salt) if first else None
-            slot, n_cached = self._slots.take(tokens, sequence.n_prompt, salt, moves=sequence.moves)
+            slot, n_cached = self._slots.take(tokens, sequence.n_prompt, salt, moves=sequence.asked.moves)
             self._finished.pop(slot, None)
             sequence.admit(slot, n_cached, self._clock())
             insort(self._active, sequence, key=_age)

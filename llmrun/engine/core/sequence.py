@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from llmrun._native import StepShape
@@ -15,7 +15,6 @@ from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.text import LogprobStream, TextStream
 from llmrun.protocol.adapters import AdapterScale
 from llmrun.protocol.messages import DraftedToken, PromptDifference, Started, Stats, TextDelta
-from llmrun.protocol.params import Limits
 
 if TYPE_CHECKING:
     from llmrun.engine.core.drafts import Drafting
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from llmrun.engine.prompt.history import OpenTurn
     from llmrun.engine.prompt.thinking import ThinkingBudget
     from llmrun.protocol.answer import AnswerSplitter
-    from llmrun.protocol.messages import AnswerPart, Event
+    from llmrun.protocol.messages import AnswerPart, AnswerRequest, Event
     from llmrun.protocol.speculation import StepDraft
 
 
@@ -57,12 +56,9 @@ class Sequence:
     request: int  # the front's number for it
     tokens: list[int]  # prompt and answer
     sampler: SequenceSampler
-    limits: Limits
+    asked: AnswerRequest  # without its texts and media, once it has ended
     salt: Salt = NO_SALT  # prefixes are shared only among requests with the same salt
     adapters: tuple[AdapterScale, ...] = ()  # to compute with
-    # the conversation was truncated; what the KV cache holds after the gap is moved, not computed again
-    moves: bool = False
-    is_repeatable: bool = False  # the same request has to give the same answer again
     media: PromptMedia | None = None  # images and audio of the prompt
     # drafts tokens, to verify several in a step; None decodes one token a step
     drafting: Drafting | None = None
@@ -70,7 +66,6 @@ class Sequence:
     splitter: AnswerSplitter | None = None  # splits the answer into its parts; None if it is only text; see split_by()
     thinking: ThinkingBudget | None = None  # limits the reasoning
     guard: RepeatGuard | None = None  # ends an answer that repeats itself
-    token_ids: bool = False  # the ids of the answer's tokens are sent
     closing: str = ""  # closes the reasoning, if that repeats itself; "" without reasoning
     turn: OpenTurn | None = None  # remembers the answer for later prompts of the conversation
     metrics: Metrics = field(default_factory=Metrics)
@@ -108,8 +103,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.tokens)
         self.n_prompt = len(self.tokens)
-        self.text = TextStream(self.limits.stop, self.limits.ban)
-        self.logprobs = LogprobStream() if self.sampler.n_logprobs is not None else None
+        self.text = TextStream(self.asked.limits.stop, self.asked.limits.ban)
+        self.logprobs = LogprobStream() if self.asked.logprobs is not None else None
 
     def split_by(self, splitter: AnswerSplitter) -> None:
         """Split the answer into its parts; stops count only outside of the reasoning."""
@@ -152,7 +147,7 @@ class Sequence:
         """Sampling its next token needs nothing but the logits after the last one; it may have drafts."""
         drafts_natively = self.drafting is None or self.drafting.is_native
         is_decoding = self.n_waiting == 1 and self.n_completion > 0 and drafts_natively
-        return is_decoding and self.sampler.is_plain and not self.limits.ban
+        return is_decoding and self.sampler.is_plain and not self.asked.limits.ban
 
     @property
     def is_closing(self) -> bool:
@@ -170,8 +165,9 @@ class Sequence:
 
     def plan_draft(self, drafting: Drafting, limit: int, step: StepShape) -> int:
         """Return the maximum number of tokens that this step verifies for the sequence; mostly 0."""
-        if self.limits.max_tokens is not None:
-            limit = min(limit, self.limits.max_tokens - self.n_completion - 1)
+        max_tokens = self.asked.limits.max_tokens
+        if max_tokens is not None:
+            limit = min(limit, max_tokens - self.n_completion - 1)
         return drafting.plan(self, limit, step)
 
     @property
@@ -252,7 +248,7 @@ class Sequence:
         """Return the finish reason and its detail; "" if the answer continues."""
         if self.text.stopped_by:
             return "stop", self.text.stopped_by
-        limit = self.limits.max_tokens
+        limit = self.asked.limits.max_tokens
         if self.thinking is not None:
             self.thinking.push(self.text.decoded)
         repeated = self.guard.push(text) if self.guard is not None else None
@@ -273,7 +269,8 @@ class Sequence:
         return self.closing
 
     def end(self) -> None:
-        """Free what the finished request no longer needs."""
+        """Free what the finished request no longer needs: its slot may stay for long before another one takes it."""
+        self.asked = replace(self.asked, messages=(), prompt=None, prompt_tokens=(), tools=())
         if self.drafting is not None:
             self.drafting.close(self)
         if self.media is not None:
@@ -288,13 +285,13 @@ class Sequence:
         splitter = self.splitter
         parts = None
         if splitter is not None:
-            parts = *splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off, stop=self.limits.stop)
+            parts = *splitter.feed(text), *splitter.flush(is_cut_off=is_cut_off, stop=self.asked.limits.stop)
         ids = self._new_ids(len(self.tokens))
         return [self._delta(text, parts, ids)] if text or parts or ids else []
 
     def _new_ids(self, end: int) -> tuple[int, ...]:
         """Return the ids of the answer's tokens before an index that were not sent yet, if they were requested."""
-        if not self.token_ids:
+        if not self.asked.token_ids:
             return ()
         start, self.n_told = self.n_prompt + self.n_told, end - self.n_prompt
         return tuple(self.tokens[start:end])

@@ -31,7 +31,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import LlmrunError
 from llmrun.protocol.jobs.bench import Bench, BenchAnswer, BenchModel, BenchResult, BenchTest, BenchUpdate, Repetition
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Event, Failed, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Event, Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.system import read_text
 
@@ -301,7 +301,7 @@ class BenchConversation:
     def _run(self, prompt: list[int], n_tokens: int, hand_on: Callable[..., None]) -> None:
         outbox = Outbox(hand_on)
         sampler = SequenceSampler(self._sampling, self._stopwatch, prompt)
-        self._engine.add(Sequence(0, prompt, sampler, Limits(max_tokens=n_tokens)))
+        self._engine.add(Sequence(0, prompt, sampler, AnswerRequest(limits=Limits(max_tokens=n_tokens))))
         while self._engine.busy:
             events = self._engine.step()
             for event in events:

@@ -378,7 +378,7 @@ class Author:
         sampling = replace(_SAMPLING, seed=(seed + number) % 2**32)
         room = max(1, self._context.n_ctx - len(tokens))
         sampler = SequenceSampler(sampling, self._model.vocabulary, tokens)
-        self._engine.add(Sequence(number, tokens, sampler, Limits(min(max_tokens, room))))
+        self._engine.add(Sequence(number, tokens, sampler, AnswerRequest(limits=Limits(min(max_tokens, room)))))
         return _Piece(prompt, tokens)
 
     def _tokens(self, prompt: CalibrationPrompt) -> list[int]:

@@ -171,7 +171,7 @@ def score(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(metavar="TEXT|FILE|-", help="Text, or name of a file; - is stdin.")],
     preferences: LoadPreferences,
-    ctx: CtxOption = None,
+    n_ctx: CtxOption = None,
     lora: LoraOption = None,
     yes: YesOption = False,
     json: JsonOption = False,
@@ -181,12 +181,12 @@ def score(
     The text is read as it is, without a chat template. In a pipe, each line has the log-probability of a token and its
     text in quotes. A text longer than the context window is read in windows that overlap by half.
     """
-    check_sample(ctx, None, long=False)
+    check_sample(n_ctx, None, long=False)
     output = Output(json=json)
     adapters, content = adapters_of(lora), read_content(output, text)
     _, path = find_model(output, model, yes=yes)
     with using(path), reading(output) as show:
-        found = score_text(path, content, n_ctx=ctx, preferences=preferences, adapters=adapters, on_update=show)
+        found = score_text(path, content, n_ctx=n_ctx, preferences=preferences, adapters=adapters, on_update=show)
     if json:
         output.result_json(score_json(path.name, found))
     else:

@@ -271,7 +271,7 @@ class PageExchange(Exchange):
 
     def _new_turn(self, opened: OpenQuestion, pooled: PooledModel) -> Turn:
         model, completion = pooled.loaded_model, self._completion
-        sampling = model.sampling(self._pool.sampling(completion.model, completion.sampling))[0]
+        sampling = self._pool.sampling(pooled, completion.model, completion.sampling)[0]
         return Turn(
             model,
             opened.question,

@@ -139,9 +139,10 @@ class PageRoutes:
     async def _load(self, request: Request) -> Response:
         """Load a model, and return its context window and the sampling parameters it would use."""
         fields = await read_fields(request)
-        async with self._state.engine(fields.text("model") or "", request.receive) as (_, pooled):
+        name = fields.text("model") or ""
+        async with self._state.engine(name, request.receive) as (_, pooled):
             model = pooled.loaded_model
-            sampling, origins = model.sampling(dict(self._state.sampling))
+            sampling, origins = self._pool.sampling(pooled, name or pooled.name, self._state.sampling)
             values = as_dict(sampling)
             shown = [name for name, row in PARAMETERS.items() if row.label and values[name] is not None]
             return JSONResponse(

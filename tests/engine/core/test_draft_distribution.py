@@ -27,6 +27,7 @@ from llmrun.engine.core.mtp_model import HeadModel
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.errors import LlmrunError
+from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
 
@@ -88,7 +89,7 @@ def draws_of(source: str, n_sequences: int, count: int) -> tuple[dict[int, list[
             prompt = [LETTERS[number % len(LETTERS)]]
             drafting = Drafting(Speculation(3), prompt, heads, text=NoDrafts() if heads is not None else None)
             sampler = SequenceSampler(replace(SAMPLING, seed=number), talk.context.vocabulary, prompt, remember=TOKENS)
-            talk.engine.add(Request(number, prompt, sampler, Limits(TOKENS), drafting=drafting))
+            talk.engine.add(Request(number, prompt, sampler, AnswerRequest(limits=Limits(TOKENS)), drafting=drafting))
         talk.run()
         for number in range(first, first + n_sequences):
             answer = talk.engine.finished(number)

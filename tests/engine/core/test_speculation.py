@@ -24,7 +24,7 @@ from llmrun.engine.core.sequence import Sequence as Request
 from llmrun.engine.core.steps import StepCosts
 from llmrun.engine.llama.base import Aborted, CacheFull, DecodeError
 from llmrun.grammar import Grammar
-from llmrun.protocol.messages import DraftedToken, Finished, Stats, TextDelta
+from llmrun.protocol.messages import AnswerRequest, DraftedToken, Finished, Stats, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
 
@@ -243,7 +243,7 @@ def test_a_token_tells_what_was_drafted_in_its_place() -> None:
     sampler = SequenceSampler(
         SamplingParams(temperature=0.0), talk.context.vocabulary, tokens_of("ab;ab"), None, remember=9, logprobs=0
     )
-    talk.engine.add(Request(1, tokens_of("ab;ab"), sampler, Limits(), drafting=drafting("ab;ab", 3)))
+    talk.engine.add(Request(1, tokens_of("ab;ab"), sampler, AnswerRequest(logprobs=0), drafting=drafting("ab;ab", 3)))
     talk.run()
     tokens = [token for event in talk.events if isinstance(event, TextDelta) for token in event.logprobs]
     drafts = [(token.text, token.draft) for token in tokens]
@@ -263,7 +263,7 @@ def test_a_draft_from_the_answer_is_told_from_one_from_the_prompt() -> None:
     talk.engine.add(Request(
         1, tokens_of("x"),
         SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens_of("x"), None, remember=20),
-        Limits(), drafting=drafting("x", 3),
+        AnswerRequest(), drafting=drafting("x", 3),
     ))  # fmt: skip
     talk.run()
     found = talk.engine.finished(1).drafted.values()
@@ -276,7 +276,8 @@ def test_a_retracted_token_takes_its_draft_along() -> None:
     tokens = tokens_of("abc;")
     sampler = SequenceSampler(SamplingParams(temperature=0.0), talk.context.vocabulary, tokens, None, remember=9)
     source = foreseeing(tokens_of("abc;ab"), 0, random.Random(0))
-    talk.engine.add(Request(1, tokens, sampler, Limits(ban=("ab",)), drafting=drafting("abc;", 3, source)))
+    asked = AnswerRequest(limits=Limits(ban=("ab",)))
+    talk.engine.add(Request(1, tokens, sampler, asked, drafting=drafting("abc;", 3, source)))
     talk.run()
     answer = talk.engine.finished(1)
     assert talk.finished().stats.retracted_tokens

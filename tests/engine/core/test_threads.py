@@ -10,6 +10,7 @@ from support.fake_context import endless, tokens_of
 
 from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.threads import MachineLoad, ThreadChooser
+from llmrun.protocol.params import SamplingParams
 
 
 class Machine:
@@ -211,7 +212,7 @@ def test_answers_that_have_to_repeat_keep_the_threads_where_they_change_the_logi
     talk = Conversation(endless, threads=machine.chooser(2), n_ctx=512)
     talk.context.split_from = split_from
     machine.wait(0.3)
-    talk.ask("Hi", most=300, is_repeatable=is_repeatable)
+    talk.ask("Hi", SamplingParams(seed=1 if is_repeatable else None), most=300)
     talk.run()
     assert {*talk.context.most_threads[1:]} == most_threads
 
@@ -223,6 +224,6 @@ def test_answers_beside_each_other_need_no_threads_to_repeat() -> None:
     talk.context.split_from = 0
     machine.wait(0.3)
     for request in (1, 2):
-        talk.ask("Hi", most=3, is_repeatable=True, request=request)
+        talk.ask("Hi", most=3, request=request)
     talk.run()
     assert {*talk.context.most_threads[1:-1]} == {1}

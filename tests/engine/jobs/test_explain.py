@@ -47,6 +47,7 @@ from llmrun.lab.views.explain import explain_page, show_explained
 from llmrun.protocol.adapters import Adapter, AdapterScale
 from llmrun.protocol.jobs.explain import ExplainRun, RunCollected
 from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.ui.terminal.output import Output
 
@@ -92,7 +93,8 @@ def answered(path: Path) -> Iterator[Callable[..., LoadedModel]]:
         opened.insert(0, context)
         loaded = LoadedModel(weights, context, load)
         sampler = SequenceSampler(SamplingParams(temperature=0.0), weights.vocabulary, prompt)
-        loaded.engine.add(Sequence(1, list(prompt), sampler, Limits(ANSWER, ignores_end=True), adapters=chosen))
+        asked = AnswerRequest(limits=Limits(ANSWER, ignores_end=True))
+        loaded.engine.add(Sequence(1, list(prompt), sampler, asked, adapters=chosen))
         while loaded.engine.busy:
             loaded.engine.step()
         return loaded

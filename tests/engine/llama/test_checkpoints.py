@@ -23,7 +23,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import UsageError
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Failed, Finished
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
 
 N_CTX, N_BATCH, END = 2048, 64, 2
@@ -58,7 +58,7 @@ def ask(
     """The logits of the answer's last token, and how the answer ended."""
     loop, context = talk
     sampler = SequenceSampler(GREEDY, context.vocabulary, prompt)
-    loop.add(Sequence(request, prompt, sampler, Limits(n_tokens), moves=moves))
+    loop.add(Sequence(request, prompt, sampler, AnswerRequest(limits=Limits(n_tokens), moves=moves)))
     ended = None
     while loop.busy:
         for event in loop.step():
@@ -162,7 +162,8 @@ def test_two_that_start_together_share_their_prefix(model: LlamaModel) -> None:
     with engine(model, parallel=2) as (loop, context):
         prompts = [[*system, *tokens(seed, 40)] for seed in (6, 7)]
         for request, prompt in enumerate(prompts):
-            loop.add(Sequence(request, prompt, SequenceSampler(GREEDY, context.vocabulary, prompt), Limits(2)))
+            sampler = SequenceSampler(GREEDY, context.vocabulary, prompt)
+            loop.add(Sequence(request, prompt, sampler, AnswerRequest(limits=Limits(2))))
         ended = []
         while loop.busy:
             ended += [event for event in loop.step() if isinstance(event, Finished)]
@@ -260,7 +261,8 @@ def test_random_crowds_with_idle_jobs_saves_and_restarts(model: LlamaModel, tmp_
                     number += 1
                     conversation += [END, *rng.choices(range(3, 100), k=rng.randint(1, 90))]
                     sampler = SequenceSampler(GREEDY, context.vocabulary, conversation)
-                    loop.add(Sequence(number, list(conversation), sampler, Limits(rng.randint(1, 8))))
+                    asked = AnswerRequest(limits=Limits(rng.randint(1, 8)))
+                    loop.add(Sequence(number, list(conversation), sampler, asked))
                     for _ in range(rng.choice([0, 1, 3])):
                         ended += stepped(loop)
                     if rng.random() < 0.2:

@@ -31,6 +31,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.loading import Load
+from llmrun.protocol.messages import AnswerRequest
 from llmrun.protocol.params import Limits, SamplingParams
 
 STEP = 256  # llama.cpp's caches are multiples of this
@@ -444,7 +445,8 @@ def test_an_answer_with_a_seed_is_the_same_on_a_machine_that_gets_busy_and_quiet
             ends = tuple(filter(context.vocabulary.is_end, range(context.vocabulary.n_tokens)))
             sampling = SamplingParams(temperature=1.0, seed=1)
             sampler = SequenceSampler(sampling, context.vocabulary, tokens(1, 20), banned=ends)
-            sequence = Request(1, tokens(1, 20), sampler, Limits(max_tokens=600), is_repeatable=True)
+            asked = AnswerRequest(sampling=sampling, limits=Limits(max_tokens=600))
+            sequence = Request(1, tokens(1, 20), sampler, asked)
             engine.add(sequence)
             while engine.busy:
                 engine.step()

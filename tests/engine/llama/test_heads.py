@@ -29,7 +29,7 @@ from llmrun.engine.llama.model import LlamaModel
 from llmrun.grammar import Grammar
 from llmrun.protocol.adapters import Adapter
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Failed, Finished
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
 
@@ -96,9 +96,8 @@ class Talk:
         sampling = sampling or SamplingParams(temperature=0)
         sampler = SequenceSampler(sampling, self.context.vocabulary, tokens, constraint)
         self._number += 1
-        self.engine.add(
-            Answer(self._number, tokens, sampler, Limits(n_tokens, (), (ban,) if ban else ()), drafting=drafting)
-        )
+        asked = AnswerRequest(sampling=sampling, limits=Limits(n_tokens, (), (ban,) if ban else ()))
+        self.engine.add(Answer(self._number, tokens, sampler, asked, drafting=drafting))
         return self.engine._waiting[-1]
 
     def run(self, n_steps: int = 10_000) -> None:

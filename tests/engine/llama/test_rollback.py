@@ -26,7 +26,7 @@ from llmrun.engine.llama.followers import SavedHeads
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Failed, Finished
+from llmrun.protocol.messages import AnswerRequest, Failed, Finished
 from llmrun.protocol.params import Limits, SamplingParams
 from llmrun.protocol.speculation import Speculation
 
@@ -253,7 +253,8 @@ def answers(
             knowing = Foreseeing(expected[number], lambda token, draws=draws: 7 if draws.random() < 0.3 else token)
             drafting = Drafting(Speculation(MOST), prompt, text=knowing)
         sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-        loop.add(Sequence(number, prompt, sampler, Limits(40, (), (ban,) if ban else ()), drafting=drafting))
+        asked = AnswerRequest(limits=Limits(40, (), (ban,) if ban else ()))
+        loop.add(Sequence(number, prompt, sampler, asked, drafting=drafting))
         sequences.append(loop._waiting[-1])
     accepted = 0
     while loop.busy:

@@ -28,7 +28,7 @@ from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.lab.convert.job import convert_folder
 from llmrun.protocol.loading import Load
-from llmrun.protocol.messages import Failed, TextDelta
+from llmrun.protocol.messages import AnswerRequest, Failed, TextDelta
 from llmrun.protocol.params import Limits, SamplingParams
 
 WINDOW = 32
@@ -67,7 +67,7 @@ def logits(talk: tuple[Engine, Any], prompt: list[int], n_tokens: int = 1, reque
     """Return the logits of the first or a later token after a prompt."""
     loop, context = talk
     sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-    loop.add(Sequence(request, prompt, sampler, Limits(n_tokens)))
+    loop.add(Sequence(request, prompt, sampler, AnswerRequest(limits=Limits(n_tokens))))
     while loop.busy:
         for event in loop.step():
             assert not isinstance(event, Failed), event
@@ -151,7 +151,7 @@ def test_a_window_decodes_in_native_runs(model: LlamaModel) -> None:
     def answer(limit: RunLimit | None) -> tuple[str, int]:
         with engine(model) as (loop, context):
             sampler = SequenceSampler(SamplingParams(temperature=0), context.vocabulary, prompt)
-            loop.add(Sequence(1, prompt, sampler, Limits(120)))
+            loop.add(Sequence(1, prompt, sampler, AnswerRequest(limits=Limits(120))))
             n_steps, events = 0, []
             while loop.busy:
                 events += loop.step(limit)

@@ -21,6 +21,7 @@ from support.served import LiveServer
 from llmrun.chat.store.store import folder_in
 from llmrun.chat.store.turns import Answer
 from llmrun.config import load_settings
+from llmrun.protocol.layers import layer
 from llmrun.protocol.params import PARAMETERS, STEPS
 from llmrun.server.guard import Policy
 from llmrun.server.page import requests, running
@@ -318,6 +319,13 @@ def test_models_are_listed_and_loaded_with_their_sampling(serve: Serve) -> None:
     assert (loaded["n_ctx"], loaded["sampling"]["temperature"]["origin"]) == (256, "default")
     assert server.get("/ui/models").json["models"][0]["n_ctx"] == 256
     assert server.post("/ui/load", {"model": "nobody/knows"}).status == 404
+
+
+def test_the_sampling_of_a_preset_is_shown_with_its_origin(serve: Serve) -> None:
+    server = serve(defaults=lambda model: layer("preset", {"temperature": 0.25}), n_ctx=256)
+    shown = server.post("/ui/load", {"model": server.model}).json["sampling"]
+    assert shown["temperature"] == {"value": 0.25, "origin": "preset"}
+    assert shown["top_k"]["origin"] == "default"
 
 
 @pytest.mark.parametrize(
