@@ -17,6 +17,7 @@ from llmrun.engine.core.batch import Batch, BatchCapacity, BatchPart, fill
 from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.metrics import PrefillRate
+from llmrun.engine.core.prefill_watch import PrefillWatch
 from llmrun.engine.core.sampler import sample_rows
 from llmrun.engine.core.scheduler import (
     CANDIDATES,
@@ -84,6 +85,7 @@ class Engine:
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(), 0
+        self.watch = PrefillWatch(context, clock)
         limits = {"checkpoint_bytes": checkpoint_bytes, "copy_bytes": copy_bytes, "cell_bytes": cell_bytes}
         self._slots = Slots(context, states, self._rate, prefixes, **limits)
         self.prefixes, self.read_ahead = self._slots.prefixes, self._slots.read_ahead
@@ -181,12 +183,16 @@ class Engine:
         self._limit_threads(batch)
         began = self._clock()
         was_ahead, self._is_ahead = self._is_ahead, self._context.on_device and not any(part.rows for part in parts)
+        if not self._context.on_device:
+            self.watch.begin(parts, began)
         try:
             self._context.decode(batch)
             if not self._is_ahead:
                 self._context.synchronize()
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
+        finally:
+            self.watch.end()
         seconds = self._clock() - began
         if isinstance(batch, list) and self._is_ahead == was_ahead:
             # If nothing waits for a batch, decoding the next one does.
