@@ -110,6 +110,21 @@ class Sessions:
             raise self._no_such("")
         return facts[0]
 
+    def last_free(self) -> SessionFacts:
+        """Return the last used sound chat that no other process has open; the last used one if all are open.
+
+        Raises:
+            UsageError: there is no chat.
+        """
+        first: SessionFacts | None = None
+        for facts in filter(self._can_be_read, self.all()):
+            if self._locks.is_free(facts.id):
+                return facts
+            first = first or facts
+        if first is None:
+            raise self._no_such("")
+        return first
+
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
 
@@ -128,10 +143,13 @@ class Sessions:
     def open(self, which: str = "") -> SavedChat:
         """Open a chat to continue it. If its `open_elsewhere` is set, another process has it; copy() still works.
 
+        Args:
+            which: its name or id; "" for that of last_free().
+
         Raises:
             UsageError: there is no such chat.
         """
-        return self._opened(self._id_of(which) if which else self._newest())
+        return self._opened(self._id_of(which) if which else self.last_free().id)
 
     def copy(self, which: str, name: str = "") -> SavedChat:
         """Copy a chat, and open the copy. Its name is by default the original's with a number.
@@ -228,15 +246,14 @@ class Sessions:
         with self._database.explained():
             return rows.chat_ids(self._connection, which)
 
-    def _newest(self) -> int:
-        """Return the id of the last used sound chat."""
-        for facts in self.all():
-            try:
-                self._read(facts.id)
-                return facts.id
-            except (ResourceError, UsageError) as error:
-                self._report(facts.id, error)
-        raise self._no_such("")
+    def _can_be_read(self, facts: SessionFacts) -> bool:
+        """Return whether all of a chat can be read, not only its texts; report it if not."""
+        try:
+            self._read(facts.id)
+        except (ResourceError, UsageError) as error:
+            self._report(facts.id, error)
+            return False
+        return True
 
     def _read(self, session: int, *, only_texts: bool = False) -> Tree:
         with self._database.explained():
