@@ -93,9 +93,23 @@ def model_aliases() -> dict[str, str]:
     """
     try:
         data = read_toml(config_file().read_text(encoding="utf-8"))
-        return {preset["alias"]: name for name, preset in data["models"].items() if "alias" in preset}
+        presets = {name: preset for name, preset in data["models"].items() if isinstance(preset, dict)}
+        return {preset["alias"]: name for name, preset in presets.items() if "alias" in preset}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def model_folders() -> list[Path]:
+    """Return the folders of models.folders: of LLMRUN_FOLDERS, or of the settings file; none if they are invalid."""
+    try:
+        text = os.environ.get("LLMRUN_FOLDERS", "").strip()
+        if text:
+            found = read_toml(f"folders = {text}")["folders"] if text.startswith("[") else [text]
+        else:
+            found = read_toml(config_file().read_text(encoding="utf-8"))["models"]["folders"]
+        return [user_path(name) for name in ([found] if isinstance(found, str) else found)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return []
 
 
 def read_toml(text: str) -> dict[str, Any]:

@@ -68,7 +68,9 @@ class SessionOptions:
 
 
 def saving(
-    last: Annotated[bool, typer.Option("--continue", help="Continue the last chat that is free.", rich_help_panel="Chat")] = False,
+    last: Annotated[
+        bool, typer.Option("--continue", help="Continue the last chat that is free.", rich_help_panel="Chat")
+    ] = False,
     session: Annotated[
         str | None,
         typer.Option(
@@ -278,8 +280,8 @@ def _reopened(store: Sessions, saving: SessionOptions, output: Output) -> SavedC
         used = [facts.name for facts in store.all()]
         if passed := used[: used.index(saved.name)]:
             verb = "is" if len(passed) == 1 else "are"
-            names = ", ".join(passed)
-            output.note(f"{names} {verb} open in another llmrun: going on with {saved.name}. /sessions shows the others.")
+            output.note(f"{', '.join(passed)} {verb} open in another llmrun: going on with {saved.name}.")
+            output.note("/sessions shows the other chats.")
     return saved
 
 
