@@ -81,8 +81,12 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def config_file() -> Path:
-    """Return the user's settings file: LLMRUN_CONFIG, else llmrun/config.toml in XDG_CONFIG_HOME or ~/.config."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "llmrun")
+    """Return the user's settings file: LLMRUN_CONFIG, else config.toml.
+
+    It is in LLMRUN_HOME, which moves all that llmrun keeps but the models; without that variable, in the folder llmrun
+    in XDG_CONFIG_HOME or ~/.config.
+    """
+    folder = Path(os.environ.get("LLMRUN_HOME") or Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "llmrun"))
     return Path(os.environ.get("LLMRUN_CONFIG") or folder / "config.toml").expanduser().absolute()
 
 

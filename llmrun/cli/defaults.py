@@ -97,13 +97,14 @@ def no_model(command: str, words: Sequence[str] = ()) -> NoModelError:
 
 
 def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
-    """Return preferences with context and cache types of the environment or a model's preset, as fill() does.
+    """Return preferences, completed by the load settings of the environment or a model's preset, as fill() does.
 
     For commands that measure what `chat` and `serve` do. Raises UsageError as fill().
     """
 
     found = preset_values(settings_file.read_file(), model_aliases().get(model, model), is_remote=False)
-    return replace(preferences, **loading_fields(found))
+    left_open = {name: value for name, value in loading_fields(found).items() if getattr(preferences, name) is None}
+    return replace(preferences, **left_open)
 
 
 def loading_fields(found: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:

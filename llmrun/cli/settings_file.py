@@ -61,7 +61,9 @@ def _request_keys(kind: str) -> dict[str, Key]:
 
 
 LOADING = {"ctx": Key("ctx", int)} | {
-    SETTINGS[name].option.lstrip("-"): Key(name, str, SETTINGS[name].choices) for name in ("kv_type_k", "kv_type_v")
+    row.option.lstrip("-"): Key(name, int if row.bounds else str, row.choices, bounds=row.bounds or (0, _HIGHEST))
+    for name, row in SETTINGS.items()
+    if name in ("threads", "gpu_layers", "kv_type_k", "kv_type_v")
 }
 """Keys of a preset that mean nothing for a remote server."""
 PRESET = {
@@ -130,7 +132,7 @@ def find_key(key: str, where: str) -> Key:
     if name in known:
         return known[name]
     head = f"{table}." if known and table else ""
-    names = [f"{head}{each}" for each in known if table] or [
+    names = [f"{head}{each}" for each in known if table not in ("", "models")] or [
         "model",
         *(f"serve.{each}" for each in SERVE),
         FOLDERS,
@@ -174,7 +176,7 @@ def parse(key: str, text: str, label: str) -> Any:
         if text not in _SWITCH:
             raise UsageError(f"invalid {label} {text}", why="must be true or false")
         return _SWITCH[text]
-    if not re.fullmatch("[0-9]+", text) or int(text) > _HIGHEST:
+    if not re.fullmatch("-?[0-9]+", text) or int(text) > _HIGHEST:
         raise UsageError(f"invalid {label} {text}", why="must be a whole number")
     require_within(label, int(text), found.bounds)
     return int(text)

@@ -13,7 +13,7 @@ import pytest
 
 from llmrun.cli.app import call
 from llmrun.cli.settings_file import read_file, with_value
-from llmrun.config import config_file, model_aliases, model_folders
+from llmrun.config import config_file, load_settings, model_aliases, model_folders
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -174,6 +174,10 @@ def test_a_mistake_is_edited_again_instead_of_lost(
 def test_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMRUN_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "all"))
+    assert config_file() == tmp_path / "all" / "config.toml", "with the chats"
+    assert config_file().parent == load_settings().state_dir
+    monkeypatch.delenv("LLMRUN_HOME")
     assert config_file() == tmp_path / "llmrun" / "config.toml"
     monkeypatch.delenv("XDG_CONFIG_HOME")
     assert config_file() == Path("~/.config/llmrun/config.toml").expanduser()
