@@ -117,12 +117,11 @@ class Sessions:
             UsageError: there is no chat.
         """
         first: SessionFacts | None = None
-        for facts in filter(self._can_be_read, self.all()):
+        for facts in self._newest_first():
+            first = first or facts
             if self._locks.is_free(facts.id):
                 return facts
-            first = first or facts
-        if first is None:
-            raise self._no_such("")
+        assert first is not None, "or it was raised"
         return first
 
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
@@ -177,7 +176,7 @@ class Sessions:
             UsageError: there is no such chat.
             ResourceError: it is damaged.
         """
-        return self._read(self._id_of(which) if which else self._newest())
+        return self._read(self._id_of(which) if which else next(self._newest_first()).id)
 
     def head(self, session: int) -> int | None:
         """Return the id of the last entry of a chat's current branch; None for none."""
@@ -246,14 +245,23 @@ class Sessions:
         with self._database.explained():
             return rows.chat_ids(self._connection, which)
 
-    def _can_be_read(self, facts: SessionFacts) -> bool:
-        """Return whether all of a chat can be read, not only its texts; report it if not."""
-        try:
-            self._read(facts.id)
-        except (ResourceError, UsageError) as error:
-            self._report(facts.id, error)
-            return False
-        return True
+    def _newest_first(self) -> Iterator[SessionFacts]:
+        """Yield the chats of which all can be read, not only the texts; report the others.
+
+        Raises:
+            UsageError: there is none.
+        """
+        n_sound = 0
+        for facts in self.all():
+            try:
+                self._read(facts.id)
+            except (ResourceError, UsageError) as error:
+                self._report(facts.id, error)
+            else:
+                n_sound += 1
+                yield facts
+        if not n_sound:
+            raise self._no_such("")
 
     def _read(self, session: int, *, only_texts: bool = False) -> Tree:
         with self._database.explained():
