@@ -307,6 +307,10 @@ class CancelFlag:
         """The last progress reported, 0 to 1."""
 
     @property
+    def n_computed(self) -> int:
+        """The operations of graphs that were computed on a processor: calls of the abort callback, never reset."""
+
+    @property
     def address(self) -> int:
         """The callbacks' data pointer."""
 
@@ -324,6 +328,12 @@ log_callback_address: int
 
 Only warnings and errors, or all when the pointer `verbose` is not null.
 """
+
+def graph_nodes() -> int:
+    """Return the number of nodes of the graph that llama.cpp has last reserved memory for; 0 if its log did not tell.
+
+    Some of them are views, for which there is no operation.
+    """
 
 def exit_when_closed(fd: int) -> None:
     """End this process with status 0 as soon as the other end of a pipe or socket is closed.

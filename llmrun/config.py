@@ -94,8 +94,12 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
 
 
 def config_file() -> Path:
-    """Return the user's settings file: LLMRUN_CONFIG, else llmrun/config.toml in XDG_CONFIG_HOME or ~/.config."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "llmrun")
+    """Return the user's settings file: LLMRUN_CONFIG, else config.toml.
+
+    It is in LLMRUN_HOME, which moves all that llmrun keeps but the models; without that variable, in the folder llmrun
+    in XDG_CONFIG_HOME or ~/.config.
+    """
+    folder = Path(os.environ.get("LLMRUN_HOME") or Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config", "llmrun"))
     return Path(os.environ.get("LLMRUN_CONFIG") or folder / "config.toml").expanduser().absolute()
 
 
@@ -106,9 +110,23 @@ def model_aliases() -> dict[str, str]:
     """
     try:
         data = read_toml(config_file().read_text(encoding="utf-8"))
-        return {preset["alias"]: name for name, preset in data["models"].items() if "alias" in preset}
+        presets = {name: preset for name, preset in data["models"].items() if isinstance(preset, dict)}
+        return {preset["alias"]: name for name, preset in presets.items() if "alias" in preset}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def model_folders() -> list[Path]:
+    """Return the folders of models.folders: of LLMRUN_FOLDERS, or of the settings file; none if they are invalid."""
+    try:
+        text = os.environ.get("LLMRUN_FOLDERS", "").strip()
+        if text:
+            found = read_toml(f"folders = {text}")["folders"] if text.startswith("[") else [text]
+        else:
+            found = read_toml(config_file().read_text(encoding="utf-8"))["models"]["folders"]
+        return [user_path(name) for name in ([found] if isinstance(found, str) else found)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
+        return []
 
 
 def read_toml(text: str) -> dict[str, Any]:

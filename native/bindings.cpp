@@ -299,11 +299,13 @@ void define_control(nb::module_& module) {
         .def("clear", [](CancelFlag& flag) { flag.cancelled = false; })
         .def_prop_ro("is_set", [](const CancelFlag& flag) { return flag.cancelled.load(); })
         .def_prop_ro("progress", [](const CancelFlag& flag) { return flag.progress.load(); })
+        .def_prop_ro("n_computed", [](const CancelFlag& flag) { return flag.n_computed.load(); })
         .def_prop_ro("address", [](const CancelFlag& flag) { return std::bit_cast<uintptr_t>(&flag); });
     module.attr("abort_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_abort_callback);
     module.attr("eval_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_eval_callback);
     module.attr("progress_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_progress_callback);
     module.attr("log_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_log_callback);
+    module.def("graph_nodes", &llmrun::graph_nodes);
     module.def(
         "exit_when_closed",
         [](int fd) {

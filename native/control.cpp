@@ -1,6 +1,8 @@
 #include "control.hpp"
 
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string>
 
@@ -22,6 +24,8 @@ constexpr int level_debug = 1;
 constexpr int level_warn = 3;
 constexpr int level_error = 4;
 constexpr int level_continue = 5;
+
+constexpr const char* nodes_label = ": nodes = ";  // in the line of llama_context::sched_reserve()
 
 constexpr int standard_error = 2;
 constexpr size_t longest_line = 64 * 1024;
@@ -88,6 +92,8 @@ LineFilter& line_filter() {
     return *filter;
 }
 
+std::atomic<int> n_graph_nodes{0};
+
 #ifndef _WIN32
 [[noreturn]] void exit_on_hang_up(int fd) {
 #ifdef POLLRDHUP
@@ -107,13 +113,16 @@ LineFilter& line_filter() {
 extern "C" {
 
 bool llmrun_abort_callback(void* data) {
-    return static_cast<const CancelFlag*>(data)->cancelled.load(std::memory_order_relaxed);
+    auto* flag = static_cast<CancelFlag*>(data);
+    // One thread computes with a flag at a time, so that no locked addition is needed.
+    flag->n_computed.store(flag->n_computed.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    return flag->cancelled.load(std::memory_order_relaxed);
 }
 
 bool llmrun_eval_callback(void* /*tensor*/, bool ask, void* data) {
     constexpr unsigned operations = 16;
     thread_local unsigned count = 0;
-    return ask ? ++count % operations == 0 : !llmrun_abort_callback(data);
+    return ask ? ++count % operations == 0 : !static_cast<const CancelFlag*>(data)->cancelled.load();
 }
 
 bool llmrun_progress_callback(float progress, void* data) {
@@ -124,9 +133,16 @@ bool llmrun_progress_callback(float progress, void* data) {
 
 void llmrun_log_callback(int level, const char* text, void* verbose) {
     if (text != nullptr) {
+        if (const char* nodes = std::strstr(text, nodes_label); nodes != nullptr) {
+            n_graph_nodes.store(std::atoi(nodes + std::strlen(nodes_label)), std::memory_order_relaxed);
+        }
         line_filter().add(level, text, verbose != nullptr);
     }
 }
+}
+
+int graph_nodes() {
+    return n_graph_nodes.load(std::memory_order_relaxed);
 }
 
 int exit_when_closed(int fd) {

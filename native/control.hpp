@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 
 namespace llmrun {
 
@@ -13,11 +14,13 @@ namespace llmrun {
 struct CancelFlag {
     std::atomic<bool> cancelled{false};
     std::atomic<float> progress{0.0f};  // of loading a model, 0 to 1
+    std::atomic<uint64_t> n_computed{0};  // operations of graphs, counted where llama.cpp asks whether to abort
 };
 
 extern "C" {
 
-// For llama_set_abort_callback; data is a CancelFlag*. True stops the computation.
+// For llama_set_abort_callback; data is a CancelFlag*. True stops the computation. ggml calls it after each
+// operation on a processor, from one thread.
 bool llmrun_abort_callback(void* data);
 
 // For mtmd_context_params.cb_eval; data is a CancelFlag*. Looks at it every few operations, since an encoder has no
@@ -31,6 +34,10 @@ bool llmrun_progress_callback(float progress, void* data);
 // not null.
 void llmrun_log_callback(int level, const char* text, void* verbose);
 }
+
+// The nodes of the graph that llama.cpp has last reserved memory for, as its log tells; 0 before, or where it
+// says it in other words. Some of them are views, which compute nothing.
+int graph_nodes();
 
 // Ends this process with _exit(0), from a thread of its own, as soon as the other end of fd (a pipe or
 // socket) is closed; unread data does not delay it. fd itself may be closed without effect. On Windows it

@@ -67,7 +67,9 @@ class SessionOptions:
 
 
 def saving(
-    last: Annotated[bool, typer.Option("--continue", help="Continue the last chat.", rich_help_panel="Chat")] = False,
+    last: Annotated[
+        bool, typer.Option("--continue", help="Continue the last chat that is free.", rich_help_panel="Chat")
+    ] = False,
     session: Annotated[
         str | None,
         typer.Option(
@@ -162,7 +164,7 @@ def _show_page(
     output, page = Output(), f"/#preset={preset}" if preset else "/"
     if saving.last or saving.session is not None:
         with _store(output, saving) as store:
-            saved = store.open(saving.session or "")
+            saved = _reopened(store, saving, output)
             page, model = f"/#chat={saved.id}", model or _last_model(saved, None)
             saved.release()
     if not model:
@@ -189,7 +191,7 @@ def talk_with(
         _store(output, saving) as store,
         open_documents(output, docs, loading) as index,
     ):
-        saved = _saved_chat(store, saving, answer.system or "")
+        saved = _saved_chat(output, store, saving, answer.system or "")
         name = model or _last_model(saved, loading.server)
         if not loading.adapters:
             loading = replace(loading, adapters=_last_adapters(output, saved, name))
@@ -248,22 +250,39 @@ def _store(output: Output, saving: SessionOptions) -> Iterator[Sessions]:
         yield store
 
 
-def _saved_chat(store: Sessions, saving: SessionOptions, system: str) -> SavedChat:
+def _saved_chat(output: Output, store: Sessions, saving: SessionOptions, system: str) -> SavedChat:
     """Return the chat to resume, or a new one."""
     if saving.session is not None:
         if not store.has(saving.session):
             return store.new(saving.session, system=system)
     elif not saving.last:
         return store.new(system=system)
-    saved = store.open(saving.session or "")
+    saved = _reopened(store, saving, output)
     if saved.open_elsewhere:
-        raise UsageError(
-            f"{saved.name} is open in another llmrun",
-            hint="leave it there first",
-        )
+        raise UsageError(f"{saved.name} is open in another llmrun", hint=_other_chat(store, saved))
     if system:
         saved.set_system(system)
     return saved
+
+
+def _reopened(store: Sessions, saving: SessionOptions, output: Output) -> SavedChat:
+    """Open the named chat, or the last one that is free; say which ones were passed over."""
+    saved = store.open(saving.session or "")
+    if saving.session is None and not saved.open_elsewhere:
+        used = [facts.name for facts in store.all()]
+        if passed := used[: used.index(saved.name)]:
+            verb = "is" if len(passed) == 1 else "are"
+            output.note(f"{', '.join(passed)} {verb} open in another llmrun: going on with {saved.name}.")
+            output.note("/sessions shows the other chats.")
+    return saved
+
+
+def _other_chat(store: Sessions, saved: SavedChat) -> str:
+    """Return what to type instead of a chat that is open in another process."""
+    free = store.last_free()
+    if free.id == saved.id:
+        return "leave it there first"
+    return f"leave it there first, or go on with another: llmrun chat --session {shlex.quote(free.name)}"
 
 
 def _last_model(saved: SavedChat, server: Server | None) -> str:

@@ -15,12 +15,15 @@ from llmrun.cli.command import Command, CommandGroup
 from llmrun.cli.completion import complete_words
 from llmrun.cli.defaults import ENVIRONMENT, SETTINGS_FILE, default_model
 from llmrun.cli.options import JsonOption, OutputFileYesOption
+from llmrun.cli.settings_file import FOLDERS
 from llmrun.config import config_file, load_settings
 from llmrun.errors import UsageError
 from llmrun.models.location import locate
 from llmrun.models.modelfile import Modelfile, as_modelfile, read_instructions
+from llmrun.models.store.other_programs import missing_folders
 from llmrun.protocol.params import PARAMETERS
 from llmrun.storage import decode_text, write_whole
+from llmrun.system import user_path
 from llmrun.ui.prompt.editor import edit
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
@@ -52,13 +55,14 @@ def as_preset(found: Modelfile) -> ImportedPreset:
     return ImportedPreset(values, found.template, (*found.notes, *examples))
 
 
-_KEYS = ("model", *(f"serve.{name}" for name in settings_file.SERVE))
+_KEYS = ("model", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE))
 
 KeyArgument = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="model, serve.OPTION, models.MODEL.OPTION or presets.NAME.OPTION; see llmrun help settings.",
+        help="model, serve.OPTION, models.folders, models.MODEL.OPTION or presets.NAME.OPTION; see llmrun help "
+        "settings.",
         autocompletion=complete_words(*_KEYS),
     ),
 ]
@@ -97,7 +101,12 @@ def set_value(key: KeyArgument, value: Annotated[str, typer.Argument(metavar="VA
     parsed = settings_file.parse(key, value, key)
     if key == "model" or (key.startswith(settings_file.PRESETS) and key.endswith(".model")):
         _require_model(value)
+    if key == FOLDERS:
+        parsed = [str(user_path(folder).absolute()) for folder in parsed]
+        value = settings_file.as_typed(parsed)
     path = settings_file.change(key, parsed)
+    for folder in missing_folders() if key == FOLDERS else ():
+        output.note(f"warning: {folder} is not there")
     name = settings_file.variable(settings_file.split_key(key)[1])
     output.note(f"{key} is {value} in {path}")
     if os.environ.get(name, "").strip() and not key.startswith(settings_file.PRESETS):
@@ -222,7 +231,7 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
     for name, option in settings_file.SERVE.items():
         row = _row(f"serve.{name}", given)
         rows.append(row or (f"serve.{name}", defaults[option.parameter].default, "default"))
-    presets = [row for key in given if key.startswith("models.") and (row := _row(key, given))]
+    presets = [row for key in {FOLDERS: "", **given} if key.startswith("models.") and (row := _row(key, given))]
     presets += [(key, value, SETTINGS_FILE) for key, value in given.items() if key.startswith(settings_file.PRESETS)]
     every = [row for name in settings_file.PRESET if (row := _row(f"models..{name}", {}))]
     return [*rows, *presets, *((settings_file.split_key(key)[1], value, origin) for key, value, origin in every)]

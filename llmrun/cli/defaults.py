@@ -98,7 +98,7 @@ def no_model(command: str, words: Sequence[str] = ()) -> NoModelError:
 
 
 def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:
-    """Return preferences completed by context and cache types of the environment or a model's preset, as fill() does.
+    """Return preferences, completed by the load settings of the environment or a model's preset, as fill() does.
 
     For commands that measure what `chat` and `serve` do. Raises UsageError as fill().
     """
@@ -209,7 +209,7 @@ def _continued(session: str) -> str:
 
     try:
         with Sessions(folder_in(load_settings().state_dir), on_damage=lambda _: None) as sessions:
-            return sessions.find(session).model
+            return (sessions.find(session) if session else sessions.last_free()).model
     except LlmrunError:
         return ""
 

@@ -29,7 +29,7 @@ from llmrun.models.fingerprint import VerificationResult
 from llmrun.models.fingerprint import verify as verify_file
 from llmrun.models.registry import CatalogueEntry, load_catalogue, resolve
 from llmrun.models.store.installed import InstalledModel
-from llmrun.models.store.other_programs import PROGRAMS
+from llmrun.models.store.other_programs import PROGRAMS, missing_folders
 from llmrun.models.store.removal import Removal, collect, discard, plan_removal
 from llmrun.models.store.removal import remove as remove_files
 from llmrun.models.store.store import Store, all_models
@@ -53,11 +53,13 @@ def list_models(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names, one per line.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """List the models on this disk, including those of Ollama and LM Studio."""
+    """List the models on this disk, including those of Ollama, LM Studio and models.folders."""
 
     output = Output(json=json)
     settings = load_settings()
     installed = all_models(settings)
+    for folder in missing_folders():
+        output.note(f"{folder} of models.folders is not there.")
     if every:
         show_entries(output, list(load_catalogue().entries.values()), settings, quiet=quiet, others=installed)
         return

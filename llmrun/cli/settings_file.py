@@ -3,6 +3,8 @@
     model = "smollm2"            the default model
     [serve]                      options of `llmrun serve`
     port = 8081
+    [models]
+    folders = ["/data/gguf"]     more models, which stay where they are
     [models.smollm2]             the preset of a model
     ctx = 4096
     [presets.pirate]             `llmrun chat --preset pirate`
@@ -92,7 +94,8 @@ SERVE = {
     "grace": Key("grace", str, is_time=True),
 }
 PRESETS = "presets."
-_MODEL, _ALIAS = Key("model", str), Key("alias", str)
+_MODEL, _ALIAS, _FOLDERS = Key("model", str), Key("alias", str), Key("folders", str, is_list=True)
+FOLDERS = "models.folders"
 
 
 def variable(name: str) -> str:
@@ -122,7 +125,7 @@ def find_key(key: str, where: str) -> Key:
         UsageError: there is none.
     """
     table, name = split_key(key)
-    known = {"": {"model": _MODEL}, "serve": SERVE}.get(table, {})
+    known = {"": {"model": _MODEL}, "serve": SERVE, "models": {"folders": _FOLDERS}}.get(table, {})
     if table.startswith("models."):
         known = {**PRESET, "alias": _ALIAS}
     if table.startswith(PRESETS):
@@ -130,9 +133,10 @@ def find_key(key: str, where: str) -> Key:
     if name in known:
         return known[name]
     head = f"{table}." if known and table else ""
-    names = [f"{head}{each}" for each in known if table] or [
+    names = [f"{head}{each}" for each in known if table not in ("", "models")] or [
         "model",
         *(f"serve.{each}" for each in SERVE),
+        FOLDERS,
         "models.MODEL.ctx",
         "presets.NAME.system",
     ]
@@ -173,7 +177,7 @@ def parse(key: str, text: str, label: str) -> Any:
         if text not in _SWITCH:
             raise UsageError(f"invalid {label} {text}", why="must be true or false")
         return _SWITCH[text]
-    if not re.fullmatch("[0-9]+", text) or int(text) > _HIGHEST:
+    if not re.fullmatch("-?[0-9]+", text) or int(text) > _HIGHEST:
         raise UsageError(f"invalid {label} {text}", why="must be a whole number")
     require_within(label, int(text), found.bounds)
     return int(text)
@@ -295,7 +299,7 @@ def with_value(text: str, key: str, value: Any) -> str:
         if part not in place:
             if value is None:
                 return text
-            place[part] = tomlkit.table(is_super_table=part in ("models", "presets"))
+            place[part] = tomlkit.table(is_super_table=part in ("models", "presets") and part != table)
         place = place[part]
     if value is not None:
         place[name] = value

@@ -70,6 +70,7 @@ _Role = Literal["model", "draft"]  # of loaded weights
 _SLICED = frozenset({"embed", "prompt_scores"})
 """Jobs of a loaded model that share the thread that owns llama.cpp with running answers."""
 _PROGRESS_INTERVAL = 0.1  # seconds between two LoadProgress
+_PREFILL_INTERVAL = 0.5  # seconds between two PrefillProgress within a batch
 _GATHER_SECONDS = 0.02  # the most that an idle engine waits for further requests in preparation
 _IDLE_SECONDS = 3.0  # without commands, before parked conversations are saved; a server measures steps later
 
@@ -144,7 +145,7 @@ class EngineProcess:
         self._outbox = Outbox(channel.send)
         self._flag = _native.CancelFlag() if preload is None else preload.flag
         self._commands = Commands(self._flag)
-        self._to_prepare: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._to_prepare: queue.SimpleQueue[Command | None] = queue.SimpleQueue()  # None: a batch begins to be watched
         # A command, and the argument of its handler.
         self._to_compute: queue.SimpleQueue[tuple[Command, _Argument]] = queue.SimpleQueue()
         self._share, self._sliced = TimeShare(), deque[SlicedJob]()
@@ -183,7 +184,7 @@ class EngineProcess:
         if self._preload is not None and self._preload.path:
             self._importer.start()
         while True:
-            self._prepare(self._to_prepare.get())
+            self._prepare(self._next_to_prepare())
 
     # ---- the thread that reads -----------------------------------------------------------------------------
 
@@ -236,6 +237,24 @@ class EngineProcess:
         return model is not None and model.engine.runs_alone(request)
 
     # ---- the thread that prepares --------------------------------------------------------------------------
+
+    def _next_to_prepare(self) -> Command:
+        """Wait for a command; meanwhile, tell the progress of prefill within a batch.
+
+        Where nothing moves, the waits grow: an engine that hangs is known by using no processor time.
+        """
+        seconds: float | None = _PREFILL_INTERVAL
+        while True:
+            try:
+                command = self._to_prepare.get(timeout=seconds)
+            except queue.Empty:
+                model = self._model  # another thread may set it to None
+                moves = None if model is None else model.engine.watch.tell(self._channel.send)
+                seconds = None if moves is None else _PREFILL_INTERVAL if moves else 2 * (seconds or _PREFILL_INTERVAL)
+            else:
+                if command is not None:
+                    return command
+                seconds = _PREFILL_INTERVAL
 
     def _prepare(self, command: Command) -> None:
         if not self._commands.is_waiting(command):
@@ -454,6 +473,7 @@ class EngineProcess:
         if before is not None and before.weights is not weights:
             before = None
         self._model = model = LoadedModel.open(weights, drafts, load, before)
+        model.engine.watch.on_begin = partial(self._to_prepare.put, None)
         self._outbox.set_joining(load.n_seq_max == 1 and not load.each_token)
         gc.freeze()  # the objects so far live long; launch.py disables collection to start sooner
         gc.enable()

@@ -89,6 +89,14 @@ def quant_of(filename: str) -> str | None:
     return None
 
 
+def model_name(filename: str) -> str:
+    """Return a model's name from that of its file: without part number, quant and characters that names lack."""
+    stem = _PART.sub("", filename).removesuffix(".gguf").removesuffix(".GGUF")
+    if quant := quant_of(filename):
+        stem = re.sub(rf"(?i)[-._]?{re.escape(quant)}$", "", stem)
+    return re.sub(r"[^A-Za-z0-9._]+|\.\.+", "-", stem).strip("-._") or "model"
+
+
 def is_later_part(filename: str) -> bool:
     """Return whether a file is a part of a split model other than the first."""
     part = _PART.search(filename)

@@ -73,7 +73,7 @@ class ModelSpec:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # recommended SamplingParams, by name
     embedding: EmbeddingAdvice | None = None  # None when unknown
     any_quant: bool = False  # the quant is only proposed: one on this disk, or one that fits this machine, will do
-    program: str = ""  # another one that it belongs to, Ollama or LM Studio
+    program: str = ""  # another one that it belongs to, Ollama or LM Studio, or the setting that names its folder
     modelfile: Modelfile = NO_MODELFILE  # what Ollama's store has besides the weights
 
     @property
@@ -203,8 +203,8 @@ def resolve(name: str) -> ModelSpec:
         name: an alias of the settings file, `alias`, `alias:quant`, an alias as Ollama writes it (`qwen3:4b`,
             `smollm2:latest`), `owner/repo`, `owner/repo:quant`, `owner/repo/file.gguf`, any of the last three after
             `hf.co/`, `huggingface.co/` or `hf://`, an https link, the short name of an imported model,
-            `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, or a path: of a file, of any part of a split model, or
-            of a folder with one model in it.
+            `ollama/name:tag`, `lmstudio/publisher/repo[:quant]`, `[folder/]name[:quant]` in models.folders, or a
+            path: of a file, of any part of a split model, or of a folder with one model in it.
 
     Raises:
         ModelNotFoundError: there is no such alias, quant of an alias, file, or model of another program.
@@ -237,6 +237,8 @@ def resolve(name: str) -> ModelSpec:
     imported = load_settings().hub_cache / f"models--local--{alias}"
     if _NAME_PART.fullmatch(alias) and os.path.isdir(imported):  # noqa: PTH112 - False for a name that is too long
         return _from_hub(name, f"{IMPORTED}{name}")
+    if (own := other_programs.of_own_folder(name)) is not None:
+        return ModelSpec(name, path=own.path, program=own.place)
     raise _unknown(name, alias)
 
 

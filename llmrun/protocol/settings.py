@@ -58,7 +58,7 @@ class EngineSettings:
     threads: int = setting(
         1, "threads", option="--threads", short="-t", help="Threads that compute.",
         unset="one per physical core, fewer while others need them", heading="THREADS",
-        column="n_threads", bounds=(1, MAX_THREADS),
+        column="n_threads", bounds=(1, MAX_THREADS), in_preset=True,
     )  # of decode  # fmt: skip
     threads_batch: int = setting(0, "batch threads", column="n_threads_batch")  # of prefill; 0: as many as for decode
     n_batch: int = setting(
@@ -95,7 +95,7 @@ class EngineSettings:
     gpu_layers: int = setting(
         -1, "GPU layers", option="--gpu-layers", short="-ngl", help="GPU layers; -1 is all.",
         unset="all that fit", heading="NGL",
-        column="n_gpu_layers", bounds=(-1, 1000),
+        column="n_gpu_layers", bounds=(-1, 1000), in_preset=True,
     )  # fmt: skip
     cpu_experts: tuple[int, ...] = setting(
         (), "layers' experts on the processor", option="--n-cpu-moe", short="-ncmoe", heading="NCMOE",

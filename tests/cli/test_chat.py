@@ -74,6 +74,18 @@ def test_a_killed_chat_loses_no_question(start: Start) -> None:
     assert "Hello" in again.ask("/retry")
 
 
+def test_the_last_free_chat_goes_on_where_another_run_has_the_newest(start: Start) -> None:
+    first = start("normal")
+    first.ask("Why is the sky blue?")
+    first.type("/bye")
+    assert first.end() == 0
+    busy = start("normal")
+    busy.ask("How far is the moon?")
+    again = start("normal", "--continue")
+    assert any("how-far-is-the-moon is open in another llmrun" in line for line in again.lines)
+    assert any("Resuming why-is-the-sky-blue" in line for line in again.lines)
+
+
 def test_a_chat_that_is_ended_keeps_what_came(start: Start) -> None:
     chat = start("deaf")
     chat.type("Why is the sky blue?")

@@ -13,7 +13,7 @@ import pytest
 
 from llmrun.cli.app import call
 from llmrun.cli.settings_file import read_file, with_value
-from llmrun.config import config_file
+from llmrun.config import config_file, load_settings, model_aliases, model_folders
 from llmrun.errors import LlmrunError, UsageError
 from llmrun.ui.terminal.output import Output
 
@@ -174,6 +174,10 @@ def test_a_mistake_is_edited_again_instead_of_lost(
 def test_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLMRUN_CONFIG")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "all"))
+    assert config_file() == tmp_path / "all" / "config.toml", "with the chats"
+    assert config_file().parent == load_settings().state_dir
+    monkeypatch.delenv("LLMRUN_HOME")
     assert config_file() == tmp_path / "llmrun" / "config.toml"
     monkeypatch.delenv("XDG_CONFIG_HOME")
     assert config_file() == Path("~/.config/llmrun/config.toml").expanduser()
@@ -190,6 +194,33 @@ def test_a_default_model_must_be_one(config: Path) -> None:
     assert not config.exists()
     call(["config", "set", "model", "owner/a-repository-of-the-hub"])
     assert read_file()["model"] == "owner/a-repository-of-the-hub"
+
+
+def test_folders_of_models(config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (config.parents[1] / "gguf").mkdir()
+    monkeypatch.chdir(config.parents[1])
+    call(["config", "set", "models.folders", '["gguf", "~/gone"]'])
+    gone = Path("~/gone").expanduser()
+    assert f"warning: {gone} is not there" in capsys.readouterr().err
+    call(["config", "set", "models.smollm2.ctx", "4096"])
+    assert read_file() == {"models.folders": [str(Path("gguf").absolute()), str(gone)], "models.smollm2.ctx": 4096}
+    assert model_folders() == [Path("gguf").absolute(), gone]
+    assert model_aliases() == {}
+    monkeypatch.setenv("LLMRUN_FOLDERS", "/other")
+    assert shown(capsys)["models.folders"] == (["/other"], "environment: LLMRUN_FOLDERS")
+    assert model_folders() == [Path("/other")]
+    monkeypatch.delenv("LLMRUN_FOLDERS")
+    call(["config", "unset", "models.folders"])
+    assert read_file() == {"models.smollm2.ctx": 4096}
+    assert model_folders() == []
+
+
+def test_folders_beside_presets_that_are_there(config: Path) -> None:
+    config.parent.mkdir()
+    config.write_text("[models.a]\nalias = 'b'\nctx = 512\n")
+    call(["config", "set", "models.folders", "/data"])
+    assert read_file() == {"models.folders": ["/data"], "models.a.alias": "b", "models.a.ctx": 512}
+    assert model_aliases() == {"b": "a"}
 
 
 def test_help_of_the_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> None:

@@ -203,6 +203,18 @@ def test_presets_of_other_commands(config: Path) -> None:
     assert found == LoadPreferences(n_ctx=512, threads=3, kv_type_k="q8_0")
 
 
+def test_presets_say_how_a_model_is_loaded(config: Path) -> None:
+    config.write_text(
+        '[models.a]\nthreads = 3\ngpu-layers = -1\ncache-type-v = "q8_0"\n[presets.quick]\nmodel = "a"\nthreads = 2\n'
+    )
+    assert filled("chat", model="a")[1] == {"threads": 3, "gpu_layers": -1, "kv_type_v": "q8_0"}
+    assert filled("chat", preset="quick", model=None)[1] == {"threads": 2, "gpu_layers": -1, "kv_type_v": "q8_0"}
+    served, whole = serve.served_presets()("a"), LoadPreferences(threads=3, gpu_layers=-1, kv_type_v="q8_0")
+    assert served.complete(LoadPreferences()) == defaults.with_preset("a", LoadPreferences()) == whole
+    typed = LoadPreferences(threads=1, gpu_layers=0)
+    assert defaults.with_preset("a", typed) == served.complete(typed) == replace(whole, threads=1, gpu_layers=0)
+
+
 def test_every_command_with_presets_reads_the_settings(run: Run, config: Path) -> None:
     config.write_text('[models."tiny.gguf"]\nctx = 5\n')
     for words in (["explain", "tiny.gguf", "a"], ["batch", "tiny.gguf", "rows.txt"], ["embed", "tiny.gguf", "a"],
@@ -329,6 +341,9 @@ def test_help_needs_no_sound_settings_file(config: Path, capsys: pytest.CaptureF
         ("[models.a]\ntemp = -1", r"invalid models\.a\.temp"),
         ("[models.a]\ncache-type-k = 'q9'", r"invalid models\.a\.cache-type-k"),
         ("[models.a]\nctx = [1]", r"invalid models\.a\.ctx"),
+        ("[models.a]\nctx = -1", r"invalid models\.a\.ctx"),
+        ("[models.a]\nthreads = 0", r"invalid models\.a\.threads"),
+        ("[models.a]\ngpu-layers = -2", r"invalid models\.a\.gpu-layers"),
         ("[models]\nctx = 1", r"there is no setting 'models\.ctx'"),
         ("[serve.more]\nport = 1", "there is no setting"),
         ("[models.a]\nalias = 'a b'", r"invalid models\.a\.alias"),

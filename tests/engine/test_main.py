@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,7 @@ from llmrun.protocol.messages import (
     Job,
     JobDone,
     Message,
+    PrefillProgress,
     Rendered,
     Rendering,
     Started,
@@ -143,6 +145,7 @@ class Running:
         weights: Any = SimpleNamespace(vocabulary=FakeVocabulary(), chat_template=TEMPLATE)
         self.model = LoadedModel(weights, self.context, Load("/model.gguf", 500))
         self.process._model = self.model
+        self.model.engine.watch.on_begin = partial(self.process._to_prepare.put, None)
         self._threads = [
             threading.Thread(target=self._until_the_end, args=(work,), daemon=True)
             for work in (self.process._read, self._prepare, self.process._compute)
@@ -166,7 +169,7 @@ class Running:
             work()
 
     def _prepare(self) -> None:
-        while not isinstance(command := self.process._to_prepare.get(), TheEnd):
+        while not isinstance(command := self.process._next_to_prepare(), TheEnd):
             self.process._prepare(command)
 
     def gate_in_preparing(self, request: int) -> Gate:
@@ -218,6 +221,21 @@ def test_a_request_is_prepared_and_answered(running: Running) -> None:
     assert kinds(running.channel.sent, 1)[:3] == ["Rendering", "Rendered", "Started"]
     text = "".join(event.text for event in running.channel.sent if isinstance(event, TextDelta))
     assert text == "cdefg"
+
+
+def test_a_long_batch_is_told_while_it_is_computed(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PREFILL_INTERVAL", 0.01)
+    gate = running.gate_in_decode(0)
+    running.channel.say(ask(1, "x" * 40))
+    gate.wait()
+    for share, n_tokens in ((0.25, 10), (0.5, 20)):
+        running.context.computed = share
+        running.channel.wait(lambda event, n=n_tokens: isinstance(event, PrefillProgress) and event.tokens == n)
+    gate.open()
+    running.channel.finished(1)
+    told = [event.tokens for event in running.channel.sent if isinstance(event, PrefillProgress)]
+    assert told == [10, 20, 40]
+    assert kinds(running.channel.sent, 1)[:4] == ["Rendering", "Rendered", "Started", "PrefillProgress"]
 
 
 def test_a_model_that_answers_is_not_loaded_again(running: Running) -> None:

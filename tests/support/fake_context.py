@@ -157,6 +157,7 @@ class FakeContext:
         set_state_error: what set_state() raises.
         copies_whole: whether copy() copies all of a stream, whatever the length.
         hidden_cells: how many cells are in use by something that nobody knows of.
+        computed: the share of the running decode call, as far as a test says so.
         n_computed: tokens that are computed; with is_asynchronous those of the last batch only after a wait for them.
     """
 
@@ -197,6 +198,7 @@ class FakeContext:
         self.poison: int | None = None
         self.set_state_error: Exception | None = None
         self.hidden_cells = self.n_computed = 0
+        self.computed = 0.0
         self.is_asynchronous = self.copies_whole = False
         self._model = model
         self.n_outputs = max(n_outputs, n_seq_max)

@@ -110,6 +110,20 @@ class Sessions:
             raise self._no_such("")
         return facts[0]
 
+    def last_free(self) -> SessionFacts:
+        """Return the last used sound chat that no other process has open; the last used one if all are open.
+
+        Raises:
+            UsageError: there is no chat.
+        """
+        first: SessionFacts | None = None
+        for facts in self._newest_first():
+            first = first or facts
+            if self._locks.is_free(facts.id):
+                return facts
+        assert first is not None, "or it was raised"
+        return first
+
     def new(self, name: str = "", *, system: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
 
@@ -128,10 +142,13 @@ class Sessions:
     def open(self, which: str = "") -> SavedChat:
         """Open a chat to continue it. If its `open_elsewhere` is set, another process has it; copy() still works.
 
+        Args:
+            which: its name or id; "" for that of last_free().
+
         Raises:
             UsageError: there is no such chat.
         """
-        return self._opened(self._id_of(which) if which else self._newest())
+        return self._opened(self._id_of(which) if which else self.last_free().id)
 
     def copy(self, which: str, name: str = "") -> SavedChat:
         """Copy a chat, and open the copy. Its name is by default the original's with a number.
@@ -159,7 +176,7 @@ class Sessions:
             UsageError: there is no such chat.
             ResourceError: it is damaged.
         """
-        return self._read(self._id_of(which) if which else self._newest())
+        return self._read(self._id_of(which) if which else next(self._newest_first()).id)
 
     def head(self, session: int) -> int | None:
         """Return the id of the last entry of a chat's current branch; None for none."""
@@ -228,15 +245,23 @@ class Sessions:
         with self._database.explained():
             return rows.chat_ids(self._connection, which)
 
-    def _newest(self) -> int:
-        """Return the id of the last used sound chat."""
+    def _newest_first(self) -> Iterator[SessionFacts]:
+        """Yield the chats of which all can be read, not only the texts; report the others.
+
+        Raises:
+            UsageError: there is none.
+        """
+        n_sound = 0
         for facts in self.all():
             try:
                 self._read(facts.id)
-                return facts.id
             except (ResourceError, UsageError) as error:
                 self._report(facts.id, error)
-        raise self._no_such("")
+            else:
+                n_sound += 1
+                yield facts
+        if not n_sound:
+            raise self._no_such("")
 
     def _read(self, session: int, *, only_texts: bool = False) -> Tree:
         with self._database.explained():

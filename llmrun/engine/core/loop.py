@@ -18,6 +18,7 @@ from llmrun.engine.core.decode_run import DecodeRun, Emit
 from llmrun.engine.core.draft_source import DraftWeights
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.policy import POLICY, Policy
+from llmrun.engine.core.prefill_watch import PrefillWatch
 from llmrun.engine.core.sampler import sample_rows
 from llmrun.engine.core.scheduler import ExclusiveScheduler, level, mixed_tokens, next_admission, schedule
 from llmrun.engine.core.sequence import Sequence, SequenceError
@@ -75,6 +76,7 @@ class Engine:
         self._vocabulary = context.vocabulary
         self._window, self._clock = min(context.n_ctx, context.n_cells), clock
         self._rate, self._n_batches = PrefillRate(self._policy), 0
+        self.watch = PrefillWatch(context, clock, self._policy)
         self._slots = Slots(
             context, states, self._rate, prefixes, self._policy, copy_bytes=copy_bytes, cell_bytes=cell_bytes
         )
@@ -173,12 +175,16 @@ class Engine:
         self._limit_threads(batch)
         began = self._clock()
         was_ahead, self._is_ahead = self._is_ahead, self._context.on_device and not any(part.rows for part in parts)
+        if not self._context.on_device:
+            self.watch.begin(parts, began)
         try:
             self._context.decode(batch)
             if not self._is_ahead:
                 self._context.synchronize()
         except (Aborted, CacheFull, LlmrunError) as error:
             return self._roll_back(parts, error)
+        finally:
+            self.watch.end()
         seconds = self._clock() - began
         if isinstance(batch, list) and self._is_ahead == was_ahead:
             # If nothing waits for a batch, decoding the next one does.

@@ -79,6 +79,7 @@ class Sequence:
     slot: int = -1  # llama.cpp's sequence id while it runs
     n_reused: int = 0  # prompt tokens that needed no prefill
     n_cached: int = 0  # tokens that are in the KV cache now
+    n_progress: int = 0  # prompt tokens that were told within a batch, without reused ones
     n_fed: int = 0  # tokens before the draft
     n_shown: int = 0  # answer tokens that were sent with their text
     n_told: int = 0  # answer tokens whose ids were sent

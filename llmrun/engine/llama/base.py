@@ -283,6 +283,10 @@ class Context(Protocol):
             DecodeError: llama.cpp failed.
         """
 
+    @property
+    def computed(self) -> float:
+        """The share of the running decode() that is computed, below 1; 0 if it is unknown. Safe from any thread."""
+
     def run(self, rows: Sequence[RunRow], limit: RunLimit) -> Run:
         """Decode a token of each sequence, sample the next ones, and so on until an end token or the limit.
 

@@ -62,6 +62,7 @@ _MAGIC, _COUNT, _STATE_MAGIC = struct.Struct("=Ii"), struct.Struct("=I"), 0xAF14
 _MOST_STREAMS = 256
 _OTHER_STREAMS = bytes(_COUNT.size * (_MOST_STREAMS - 1))
 _FILE_HEADER = 12  # bytes that llama.cpp writes before a state: magic, version, number of tokens
+_OPERATIONS = 0.62  # of a graph's nodes, at most: the rest are views, in all architectures looked at
 _MAX_VERIFIED = 16  # rows of logits of a step that verifies drafts
 
 
@@ -133,6 +134,8 @@ class LlamaContext:
         self._positions = Positions()
         self._followers: list[Follower] = [self._positions, *([self._rollback] if self._rollback is not None else [])]
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
+        self._n_ubatch, self._n_operations = n_ubatch, _OPERATIONS * _native.graph_nodes()  # of a micro-batch
+        self._began_at: int | None = None  # operations before the running decode()
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
@@ -281,7 +284,11 @@ class LlamaContext:
     def decode(self, batch: Inputs) -> None:
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
+        self._began_at = began_at = self.model.flag.n_computed
         status = self._batch.decode(self._pointer)
+        self._began_at = None
+        if not status and self._batch.n_tokens <= self._n_ubatch and not self._is_split(batch):
+            self._n_operations = self.model.flag.n_computed - began_at
         self._forget_pending()
         if status == _NO_ROOM:
             raise CacheFull
@@ -294,6 +301,20 @@ class LlamaContext:
             self._raise_failure()
         if failure is not None:
             raise failure
+
+    def _is_split(self, batch: Inputs) -> bool:
+        """Return whether llama.cpp may compute a batch that is no larger than a micro-batch in several passes."""
+        if not (self.splits_batches and isinstance(batch, (list, Sequence))):
+            return False
+        return batch[0].sequence_id != batch[-1].sequence_id
+
+    @property
+    def computed(self) -> float:
+        began_at, n_operations, n_tokens = self._began_at, self._n_operations, self._batch.n_tokens
+        if began_at is None or not n_operations:
+            return 0.0
+        n_done = (self.model.flag.n_computed - began_at) / n_operations * min(n_tokens, self._n_ubatch)
+        return min(n_done, n_tokens - 1) / n_tokens
 
     def _forget_pending(self) -> None:
         """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""

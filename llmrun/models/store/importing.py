@@ -56,7 +56,7 @@ def import_model(
     header = read_header(source)
     if how == "move":
         _refuse_foreign(source, store)
-    repository = name if "/" in name else f"{IMPORTED}{name or _model_name(source)}"
+    repository = name if "/" in name else f"{IMPORTED}{name or filenames.model_name(source.name)}"
     if not _NAME.fullmatch(repository) or ".." in repository or "--" in repository:
         raise UsageError(f"{repository!r} is not a valid model name", hint="--name tiny, or --name owner/tiny")
     parts = [source.with_name(part) for part in filenames.all_parts(source.name)]
@@ -175,15 +175,6 @@ def _same_disk(source: Path, root: Path) -> bool:
     while not root.exists() and root != root.parent:
         root = root.parent
     return source.resolve().stat().st_dev == root.stat().st_dev
-
-
-def _model_name(source: Path) -> str:
-    """Return the model's name from a file name: without part number, quant and invalid characters."""
-    stem = re.sub(r"(?i)(-\d{5}-of-\d{5})?\.gguf$", "", source.name)
-    quant = filenames.quant_of(source.name)
-    if quant:
-        stem = re.sub(rf"(?i)[-._]?{re.escape(quant)}$", "", stem)
-    return re.sub(r"[^A-Za-z0-9._]+|\.\.+", "-", stem).strip("-._") or "model"
 
 
 def _filename(path: Path, repository: str, quant: str) -> str:

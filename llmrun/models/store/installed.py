@@ -12,6 +12,7 @@ HUB_CACHE = "hub cache"
 LINK = "link"
 OLLAMA = "Ollama"
 LM_STUDIO = "LM Studio"
+OWN_FOLDER = "models.folders"
 
 
 class Layer(NamedTuple):
@@ -32,7 +33,7 @@ class InstalledModel:
     size: int  # of all its parts, in bytes
     quant: str  # e.g. "Q4_K_M", "" when unknown
     path: Path  # of the (first) file
-    place: str = HUB_CACHE  # HUB_CACHE or LINK, which llmrun may change; OLLAMA or LM_STUDIO, which it may not
+    place: str = HUB_CACHE  # HUB_CACHE or LINK, which llmrun may change; the others it may not
     modified: float = 0.0  # time of the last write, in seconds since 1970
     layers: tuple[Layer, ...] = ()  # that Ollama has besides the weights
 
@@ -43,8 +44,8 @@ class InstalledModel:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it belongs to llmrun or the shared cache rather than to another program."""
-        return self.place not in (OLLAMA, LM_STUDIO)
+        """Whether it belongs to llmrun or the shared cache, not to another program or a folder of the user's."""
+        return self.place in (HUB_CACHE, LINK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,35 @@
-"""Models of Ollama and LM Studio on this disk. Used in place, never written or removed.
+"""Models of Ollama, LM Studio and the folders of models.folders on this disk. Used in place, never written or removed.
 
 The names of their models:
 
     ollama/NAME[:TAG]                    NAME as `ollama list` shows it; without a tag "latest"
     lmstudio/PUBLISHER/REPO[:QUANT]      LM Studio's folder names; without a quant the preferred one
     lmstudio/PUBLISHER/REPO/FILE.gguf
+    folder/NAME[:QUANT]                  the name of a file in a folder of models.folders, or below it
 
-A repository of the hub whose owner is called ollama or lmstudio is reached as hf.co/OWNER/REPO. The contents of their
-files are untrusted: values are checked before they become paths.
+A repository of the hub whose owner is called ollama, lmstudio or folder is reached as hf.co/OWNER/REPO. The contents of
+their files are untrusted: values are checked before they become paths.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llmrun.config import load_settings, model_folders
 from llmrun.errors import ModelNotFoundError, did_you_mean
 from llmrun.gguf import filenames
-from llmrun.models.store.installed import LM_STUDIO, OLLAMA, InstalledModel, Layer, measure
+from llmrun.models.store.installed import LM_STUDIO, OLLAMA, OWN_FOLDER, InstalledModel, Layer, measure
 from llmrun.protocol.codec import load_json
 from llmrun.system import user_path
 
-PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO}
-"""First part of a name -> the program."""
+PROGRAMS = {"ollama": OLLAMA, "lmstudio": LM_STUDIO, "folder": OWN_FOLDER}
+"""First part of a name -> the program, or the setting."""
 
 _LAYER = "application/vnd.ollama.image."
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -34,16 +38,23 @@ _LIBRARY = "registry.ollama.ai"
 _HUB_HOSTS = frozenset({"hf.co", "huggingface.co"})
 _LARGEST_JSON = 1 << 20
 _MAX_ENTRIES = 20_000  # the configured folder may be a whole disk
+_MAX_DEPTH = 4  # of folders below it
 _SYSTEM_OLLAMA = Path("/usr/share/ollama/.ollama/models")  # of its Linux service
 
 
 def models(environment: Mapping[str, str] | None = None) -> list[InstalledModel]:
-    """Return every model of both programs that llama.cpp could load.
+    """Return every model that llama.cpp could load, each file once.
 
     Args:
         environment: os.environ by default; OLLAMA_MODELS is read.
     """
-    return [*_ollama_models(environment), *_lm_studio_models()]
+    found = [*_ollama_models(environment), *_lm_studio_models()]
+    return [*found, *_own_models({os.path.realpath(model.path) for model in found})]
+
+
+def missing_folders() -> list[Path]:
+    """Return the folders of models.folders that can't be looked into: a disk that is not mounted, for example."""
+    return [folder for folder in model_folders() if not folder.is_dir()]
 
 
 def find(name: str) -> InstalledModel:
@@ -56,6 +67,9 @@ def find(name: str) -> InstalledModel:
     if PROGRAMS[program.lower()] == OLLAMA:
         installed = list(_ollama_models(None))
         chosen = _of_ollama(rest, installed)
+    elif PROGRAMS[program.lower()] == OWN_FOLDER:
+        installed = [model for model in models() if model.place == OWN_FOLDER]
+        chosen = _named(rest, installed)
     else:
         installed = list(_lm_studio_models())
         chosen = _of_lm_studio(rest, installed)
@@ -76,11 +90,11 @@ def of_repository(repository: str, filename: str | None, quant: str | None) -> I
 def _fail(name: str, program: str, rest: str, installed: list[InstalledModel]) -> InstalledModel:
     title = PROGRAMS[program.lower()]
     names = [model.name for model in installed]
+    why = "it has " + ", ".join(names[:12]) + (" and more" if len(names) > 12 else "")
+    gone = [f"{folder} is not there" for folder in missing_folders() if title == OWN_FOLDER]
     raise ModelNotFoundError(
         f"{title} has no model {rest!r} on this disk",
-        why="it has " + ", ".join(names[:12]) + (" and more" if len(names) > 12 else "")
-        if names
-        else f"no models of {title} were found",
+        why="; ".join([why if names else f"no models of {title} were found", *gone]),
         hint=did_you_mean(name, names, f"for the hub's write hf.co/{name}"),
     )
 
@@ -100,7 +114,8 @@ def _ollama_models(environment: Mapping[str, str] | None) -> Iterator[InstalledM
     env = os.environ if environment is None else environment
     named = env.get("OLLAMA_MODELS")
     folders = [user_path(named)] if named else [*_at_home(".ollama", "models"), _SYSTEM_OLLAMA]
-    for folder in folders:
+    folders += [folder for folder in model_folders() if _is_of_ollama(folder)]
+    for folder in {os.path.realpath(folder): folder for folder in reversed(folders)}.values():
         for manifest in _manifests(folder / "manifests"):
             model = _ollama_model(folder, manifest)
             if model:
@@ -236,6 +251,82 @@ def _of_lm_studio(rest: str, installed: list[InstalledModel]) -> InstalledModel 
         return exact[0]
     repository, _, quant = wanted.partition(":")
     return _by_quant([model for model in installed if model.repository.lower() == repository], quant or None)
+
+
+# ---- models.folders --------------------------------------------------------------------------------
+
+
+def _own_models(known: Set[str]) -> Iterator[InstalledModel]:
+    """Yield the models of the user's folders; one whose name another file has, too, has its path as name.
+
+    Args:
+        known: real paths of the models of other programs, which such a folder may hold, too.
+    """
+    seen = {*known}
+    found: list[InstalledModel] = []
+    for model in _in_own_folders():
+        if (real := os.path.realpath(model.path)) not in seen:
+            seen.add(real)
+            found.append(model)
+    counts = Counter(model.name.lower() for model in found)
+    for model in found:
+        yield replace(model, name=str(model.path)) if counts[model.name.lower()] > 1 else model
+
+
+def _in_own_folders() -> Iterator[InstalledModel]:
+    budget, cache = _MAX_ENTRIES, os.path.realpath(load_settings().hub_cache)
+    for folder in model_folders():
+        for inside, folders, names in os.walk(folder):
+            budget -= len(names) + 1
+            if budget < 0:
+                return
+            depth = len(Path(inside).relative_to(folder).parts)
+            if depth == _MAX_DEPTH or os.path.realpath(inside) == cache or (not depth and _is_of_ollama(folder)):
+                folders.clear()
+            else:
+                folders[:] = sorted(name for name in folders if not name.startswith("."))
+            yield from _of_folder(folder, Path(inside), sorted(names))
+
+
+def _of_folder(root: Path, folder: Path, names: list[str]) -> Iterator[InstalledModel]:
+    for filename in names:
+        if not filenames.is_model(filename) or filenames.is_later_part(filename):
+            continue
+        measured = measure(folder / part for part in filenames.all_parts(filename))
+        if measured is None:
+            continue
+        above, quant = folder.relative_to(root).parts, filenames.quant_of(filename) or ""
+        yield InstalledModel(
+            name=f"folder/{filenames.model_name(filename)}" + (f":{quant}" if quant else ""),
+            repository="/".join(above) if len(above) == 2 else "",  # as LM Studio keeps the hub's
+            filename=filename,
+            revision="",
+            size=measured.size,
+            quant=quant,
+            path=folder / filename,
+            place=OWN_FOLDER,
+            modified=measured.modified,
+        )
+
+
+def of_own_folder(name: str) -> InstalledModel | None:
+    """Return the model for a name without "folder/"; None if there is none."""
+    if not model_folders():
+        return None
+    return _named(name, [model for model in models() if model.place == OWN_FOLDER])
+
+
+def _named(rest: str, installed: list[InstalledModel]) -> InstalledModel | None:
+    wanted = rest.lower()
+    by_name = {model.name.lower().removeprefix("folder/"): model for model in installed}
+    if wanted in by_name:
+        return by_name[wanted]
+    return _by_quant([model for name, model in by_name.items() if name.partition(":")[0] == wanted], None)
+
+
+def _is_of_ollama(folder: Path) -> bool:
+    """Return whether a folder is a store of Ollama's."""
+    return (folder / "manifests").is_dir() and (folder / "blobs").is_dir()
 
 
 # ---- untrusted files -------------------------------------------------------------------------------

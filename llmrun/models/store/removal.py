@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import sys
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from llmrun.errors import UsageError
 from llmrun.gguf import filenames
-from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, InstalledModel
+from llmrun.models.store.installed import LINK, LM_STUDIO, OLLAMA, OWN_FOLDER, InstalledModel
 from llmrun.models.store.store import SnapshotFile, Store, symlink_target
 from llmrun.models.store.use import forget_use, in_use, removing
 from llmrun.storage import disk_errors
@@ -41,13 +42,19 @@ class Removal:
 
 
 def plan_removal(store: Store, model: InstalledModel) -> Removal:
-    """Compute the effects of removing a model; change nothing. Raises UsageError if it belongs to another program."""
+    """Compute the effects of removing a model; change nothing. Raises UsageError if it is not ours."""
     if model.place == OLLAMA:
         name = model.name.removeprefix("ollama/")
         raise UsageError(f"{model.name} belongs to Ollama", why="llmrun only reads it", hint=f"ollama rm {name}")
     if model.place == LM_STUDIO:
         raise UsageError(
             f"{model.name} belongs to LM Studio", why="llmrun only reads it", hint="delete it in LM Studio's My Models"
+        )
+    if model.place == OWN_FOLDER:
+        raise UsageError(
+            f"{model.name} is in a folder of models.folders",
+            why="llmrun only reads it",
+            hint=f"rm {shlex.quote(str(model.path))}",
         )
     if model.place == LINK:
         folder = model.path.parent

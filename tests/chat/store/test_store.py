@@ -385,6 +385,44 @@ with Sessions(Path(sys.argv[1])) as sessions:
         assert not here.open("one").open_elsewhere, "the lock goes with its process"
 
 
+def test_the_last_chat_that_no_other_process_has_open(sessions: Sessions, tmp_path: Path) -> None:
+    for name in ("oldest", "middle", "newest"):
+        ask(sessions.new(name), "a")
+    sessions.close()
+    other = """
+import sys
+from pathlib import Path
+from llmrun.chat.store.store import Sessions
+with Sessions(Path(sys.argv[1])) as sessions:
+    opened = []
+    for name in sys.stdin:
+        opened.append(sessions.open(name.strip()))
+        print("open", flush=True)
+"""
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", other, str(tmp_path / "kept")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+        ) as process,
+        Sessions(tmp_path / "kept") as here,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert here.last_free().name == "newest"
+        for name, free in (("newest", "middle"), ("middle", "oldest"), ("oldest", "newest")):
+            process.stdin.write(f"{name}\n".encode())
+            process.stdin.flush()
+            assert process.stdout.readline() == b"open\n"
+            assert here.last_free().name == free, "of three that are open, the last used"
+            opened = here.open()
+            assert (opened.name, opened.open_elsewhere) == (free, name == "oldest")
+            opened.release()
+        assert here.find().name == "newest"
+        process.kill()
+
+
 def test_a_released_chat_is_free_for_others(sessions: Sessions, tmp_path: Path) -> None:
     talk = sessions.new("one")
     ask(talk, "a")

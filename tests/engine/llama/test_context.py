@@ -594,3 +594,34 @@ def test_a_cancel_ends_a_run(model: LlamaModel) -> None:
         model.flag.clear()
     assert run.steps == []
     assert isinstance(run.failure, Aborted)
+
+
+def test_the_share_of_a_batch_grows_from_nothing_and_is_never_all(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(model, 1024, n_batch=512, n_ubatch=128) as context:
+        guessed, shares, decode = context._n_operations, list[float](), context._batch.decode
+
+        def watched(pointer: Any) -> int:
+            before = model.flag.n_computed
+            shares.append(context.computed)
+            status = decode(pointer)
+            n_done = model.flag.n_computed - before
+            shares.append(context.computed)
+            for part in (0.25, 0.5):  # as if only so much were computed
+                context._began_at = model.flag.n_computed - int(part * n_done)
+                shares.append(context.computed)
+            context._began_at = before
+            return status
+
+        monkeypatch.setattr(context._batch, "decode", watched)
+        context.decode(entries(tokens(1, 100)))
+        exact = context._n_operations
+        assert 0 < exact <= guessed <= 1.3 * exact, "the first batch is told by the size of the graph"
+        assert shares[0] == 0
+        assert shares[0] < shares[2] < shares[3] < shares[1] <= 99 / 100
+        del shares[:]
+        context.decode(entries(tokens(2, 512), 100))
+        assert shares == [0, 511 / 512, pytest.approx(0.25, abs=0.01), pytest.approx(0.5, abs=0.01)]
+        assert context._n_operations == exact, "a batch of four micro-batches is not taken for one"
+        assert context.computed == 0, "nothing is computed"
