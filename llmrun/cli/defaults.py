@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
 ENVIRONMENT, PRESET, SETTINGS_FILE, LAST_USED = "environment", "preset", "settings file", "last used"
+_WITHOUT_TOOLS = ("raw", "beams", "record", "answers", "logprobs")
 _MODEL_VARIABLE = "LLMRUN_MODEL"
 _MODEL_LIKE = re.compile(r"[a-z][a-z._-]*\d[\w.-]*|.*:.+", re.IGNORECASE)  # qwen9, phi-5, name:quant
 
@@ -268,7 +269,8 @@ def _yielding(found: dict[str, tuple[Any, str]], typed: Mapping[str, Any]) -> di
         beams = typed.get("beams") is not None
         thinks, limits = typed.get("thinking"), (typed.get("reasoning_effort"), typed.get("thinking_tokens"))
         return (
-            (beams and (name.startswith("think-") or (name == "think" and value)))
+            (name == "tools" and any(typed.get(each) for each in _WITHOUT_TOOLS))
+            or (beams and (name.startswith("think-") or (name == "think" and value)))
             or (name == "think" and limits != (None, None))
             or (name.startswith("think-") and thinks is False)
             or (name == "think-effort" and value == "none" and bool(thinks))

@@ -3,6 +3,8 @@
     model = "smollm2"            the default model
     [serve]                      options of `llmrun serve`
     port = 8081
+    [tools]                      ready-made tools
+    search = "https://..."       a SearXNG server
     [models.smollm2]             the preset of a model
     ctx = 4096
     [presets.pirate]             `llmrun chat --preset pirate`
@@ -89,7 +91,8 @@ SERVE = {
     "grace": Key("grace", str, is_time=True),
 }
 PRESETS = "presets."
-_MODEL, _ALIAS = Key("model", str), Key("alias", str)
+SEARCH_KEY = "tools.search"
+_MODEL, _ALIAS, _SEARCH = Key("model", str), Key("alias", str), Key("search", str)
 
 
 def variable(name: str) -> str:
@@ -119,7 +122,7 @@ def find_key(key: str, where: str) -> Key:
         UsageError: there is none.
     """
     table, name = split_key(key)
-    known = {"": {"model": _MODEL}, "serve": SERVE}.get(table, {})
+    known = {"": {"model": _MODEL}, "serve": SERVE, "tools": {"search": _SEARCH}}.get(table, {})
     if table.startswith("models."):
         known = {**PRESET, "alias": _ALIAS}
     if table.startswith(PRESETS):
@@ -130,6 +133,7 @@ def find_key(key: str, where: str) -> Key:
     names = [f"{head}{each}" for each in known if table] or [
         "model",
         *(f"serve.{each}" for each in SERVE),
+        SEARCH_KEY,
         "models.MODEL.ctx",
         "presets.NAME.system",
     ]
@@ -162,6 +166,8 @@ def parse(key: str, text: str, label: str) -> Any:
         raise UsageError(f"invalid {label} {text}", why=f"must be {', '.join(found.choices)}")
     if found is _ALIAS and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
         raise UsageError(f"invalid {label} {text}", why="must be a name of letters, digits, dots and dashes")
+    if found is _SEARCH and not re.match(r"https?://[^/\s]", text):
+        raise UsageError(f"invalid {label} {text}", why="must be the https:// or http:// address of a SearXNG server")
     if found.is_time:
         read_time(label, text)
     if found.kind is str:
