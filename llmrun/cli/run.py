@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -166,19 +167,10 @@ def run(
         return
     text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
     preferences = replace(loading.preferences, parallel=answers, as_alone=True, adapts_threads=record is None)
-    expected = ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS)
+    loading = replace(loading, preferences=preferences)
     with (
         toolbox(tooling) as box,
-        open_chat_model(
-            output,
-            model,
-            replace(loading, preferences=preferences),
-            answer.request,
-            flags,
-            modalities=answer.modalities,
-            keeps_states=prompt_cache,
-            expected=expected,
-        ) as loaded,
+        _open(output, model, text, answer, loading, flags, keeps_states=prompt_cache) as loaded,
     ):
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
@@ -200,6 +192,29 @@ def run(
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
     _report_end(output, request, finished)
+
+
+def _open(
+    output: Output,
+    model: str,
+    text: str,
+    answer: AnswerOptions,
+    loading: LoadingOptions,
+    flags: Mapping[str, Any],
+    *,
+    keeps_states: bool,
+) -> AbstractContextManager[ChatModel]:
+    """Return the model, for an answer to this text."""
+    return open_chat_model(
+        output,
+        model,
+        loading,
+        answer.request,
+        flags,
+        modalities=answer.modalities,
+        keeps_states=keeps_states,
+        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS),
+    )
 
 
 def _options_of_one_answer(
