@@ -32,6 +32,7 @@ MAX_MEDIA_BYTES = 32 << 20
 
 _MAX_BYTES: dict[Modality, int] = {"image": 16 << 20, "audio": MAX_MEDIA_BYTES}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
 _WILDCARDS = frozenset("*?[")
 _TICKS = re.compile(r"`{3,}")
 
@@ -153,14 +154,16 @@ def attach(
     """Read the files of -f, or of /file in a chat: texts and documents; images and audio by their own names.
 
     Args:
-        patterns: paths, or patterns with * ? [] and **; `~` is the home folder. A file named twice is attached once.
+        patterns: paths, URLs of texts and documents, or patterns with * ? [] and **; `~` is the home folder. A file
+            named twice is attached once.
         beside: attached before; files named again are read again.
         max_bytes: limit of one text file.
         max_total: limit of all texts, in bytes.
 
     Raises:
-        UsageError: a file is a URL, missing, not readable as any of these, or too large. A file that only a pattern
-            found is skipped with a note instead, a hidden file without one.
+        UsageError: a file is missing, not readable as any of these, or too large. A file that only a pattern found is
+            skipped with a note instead, a hidden file without one.
+        NetworkError: a URL can't be fetched.
     """
     files: list[AttachedFile] = []
     media: list[AttachedMedia] = []
@@ -174,19 +177,23 @@ def attach(
                 continue
             seen.add(os.path.realpath(name))
             try:
-                data = _read(name, max_bytes)
-                modality = _modality(data) if named is None else None
-                if modality is not None:
-                    media.append(_attached_media(name, data, modality))
-                    continue
-                read = text_of(data, name, max_bytes)
+                if is_url(name):
+                    read = read_url(name, max_bytes)
+                else:
+                    data = _read(name, max_bytes)
+                    modality = _modality(data) if named is None else None
+                    if modality is not None:
+                        media.append(_attached_media(name, data, modality))
+                        continue
+                    read = text_of(data, name, max_bytes)
             except UsageError as error:
                 if named is None:
                     raise
                 notes.append(f"{error.what}: {error.why}; left out")
                 continue
             files.append(AttachedFile(name, read.n_bytes, read.text))
-            source = f"its text without markup; `llmrun run MODEL < {shlex.quote(name)}` sends the source"
+            source = "its text without markup"
+            source += "" if is_url(name) else f"; `llmrun run MODEL < {shlex.quote(name)}` sends the source"
             said = filter(None, (read.note, source if read.kind == "html" else ""))
             notes += [f"{name}: {note}" for note in said]
             _check_sum(files, max_total)
@@ -274,14 +281,41 @@ def read_text(name: str, max_bytes: int = MAX_FILE_BYTES) -> FileText:
     return text_of(_read(name, max_bytes), name, max_bytes)
 
 
-def text_of(data: bytes, name: str, max_bytes: int = MAX_FILE_BYTES) -> FileText:
+def is_url(name: str) -> bool:
+    """Return whether a file is named by a URL."""
+    return _URL.match(name) is not None
+
+
+def read_url(url: str, max_bytes: int = MAX_FILE_BYTES, named: Sequence[str] | None = None) -> FileText:
+    """Return the text at a URL.
+
+    Args:
+        named: hosts that the user has named, see fetch(); None: the URL itself is the user's.
+
+    Raises:
+        UsageError: it may not be fetched, is not text, or too large.
+        NetworkError: it can't be fetched.
+    """
+    from llmrun.chat.fetching import fetch, host_of  # few messages need an HTTP client
+
+    fetched = fetch(url, MAX_DOCUMENT_BYTES, (host_of(url),) if named is None else named)
+    kind = kind_of(fetched.data, url) or ("html" if fetched.media_type in _PAGE_TYPES else None)
+    if kind is None and len(fetched.data) > max_bytes:
+        raise UsageError(f"{url!r} can't be attached", why=f"it is larger than {max_bytes:,} bytes")
+    return text_of(fetched.data, url, max_bytes, kind)
+
+
+def text_of(data: bytes, name: str, max_bytes: int = MAX_FILE_BYTES, kind: Kind | None = None) -> FileText:
     """Return the text of a file's content.
+
+    Args:
+        kind: of a document whose content and name do not say what it is.
 
     Raises:
         DocumentError: it is a document without a text.
         UsageError: it is not text, or too large.
     """
-    kind = kind_of(data, name)
+    kind = kind or kind_of(data, name)
     if kind:
         document = read_document(data, name, max_bytes, kind)
         return FileText(document.text, len(document.text.encode()), document.note, kind)
@@ -309,7 +343,9 @@ def estimated_tokens(text: str) -> int:
 
 
 def _names(pattern: str) -> list[str] | None:
-    """Return the files that match a pattern, sorted; None for a plain path."""
+    """Return the files that match a pattern, sorted; None for a plain path or a URL."""
+    if is_url(pattern):
+        return None
     _refuse_names_of_no_file(pattern)
     expanded = os.path.expanduser(pattern)  # noqa: PTH111 - a Path would lose a slash at the end
     if not _WILDCARDS & set(expanded) or os.path.lexists(expanded):
@@ -325,8 +361,9 @@ def _names(pattern: str) -> list[str] | None:
 def _refuse_names_of_no_file(name: str) -> None:
     if "\0" in name:
         raise UsageError(f"{name!r} can't be attached", why="no file can have that name")
-    if _URL.match(name):
-        raise UsageError(f"{name!r} can't be attached", why="URLs are not fetched", hint="download it, then -f FILE")
+    if is_url(name):
+        why = "only texts and documents are fetched, with -f"
+        raise UsageError(f"{name!r} can't be attached", why=why, hint="download it, then name the file")
 
 
 def _read(name: str, max_text: int = MAX_FILE_BYTES) -> bytes:

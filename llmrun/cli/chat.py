@@ -206,7 +206,7 @@ def talk_with(
             keeps_states=not saving.private,
             expected=A_CHAT,
         ) as loaded:
-            tools = Tools(output, box, tooling.allowed)
+            tools = Tools(output, box, tooling)
             chat_settings = ChatSettings(
                 flags=flags,
                 request=replace(answer.request, remember=REMEMBERED if typed.interactive else 0, tools=tools.offered),

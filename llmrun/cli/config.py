@@ -55,14 +55,14 @@ def as_preset(found: Modelfile) -> ImportedPreset:
     return ImportedPreset(values, found.template, (*found.notes, *examples))
 
 
-_KEYS = ("model", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE))
+_KEYS = ("model", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE), settings_file.SEARCH_KEY)
 
 KeyArgument = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="model, serve.OPTION, models.folders, models.MODEL.OPTION or presets.NAME.OPTION; see llmrun help "
-        "settings.",
+        help="model, serve.OPTION, models.folders, tools.search, models.MODEL.OPTION or presets.NAME.OPTION; see "
+        "llmrun help settings.",
         autocompletion=complete_words(*_KEYS),
     ),
 ]
@@ -231,6 +231,8 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
     for name, option in settings_file.SERVE.items():
         row = _row(f"serve.{name}", given)
         rows.append(row or (f"serve.{name}", defaults[option.parameter].default, "default"))
+    search = _row(settings_file.SEARCH_KEY, given)
+    rows += [] if search is None else [search]
     presets = [row for key in {FOLDERS: "", **given} if key.startswith("models.") and (row := _row(key, given))]
     presets += [(key, value, SETTINGS_FILE) for key, value in given.items() if key.startswith(settings_file.PRESETS)]
     every = [row for name in settings_file.PRESET if (row := _row(f"models..{name}", {}))]

@@ -479,7 +479,7 @@ FilesOption = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Put a text, document (PDF, Word, HTML), image or audio before the prompt, or all of 'src/*.py'.",
+        help="Put a text, document (PDF, Word, HTML, a URL), image or audio before the prompt, or all of 'src/*.py'.",
         rich_help_panel="Prompt",
     ),
 ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +16,7 @@ from llmrun.cli.answering import (
     cancelling,
     check_logprobs,
     collecting,
+    on_ctrl_c,
     show,
     show_attached,
     show_logprobs,
@@ -38,6 +41,7 @@ from llmrun.cli.options import (
     with_options,
 )
 from llmrun.cli.sampling import SAMPLING_OPTIONS, sampling_rows
+from llmrun.cli.tools import ToolOptions, Tools, toolbox, tooling
 from llmrun.errors import CancelledError, CutOffError, LlmrunError, UsageError, require_within
 from llmrun.model.chat_model import ChatModel, loaded_locally
 from llmrun.model.loading import ExpectedUse
@@ -119,7 +123,9 @@ ExplainOption = Annotated[
 ]
 
 
-@with_options(answer=answer_options, docs=documents, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options)
+@with_options(
+    answer=answer_options, docs=documents, tooling=tooling, loading=loading, flags=SAMPLING_OPTIONS, beams=beam_options
+)
 def run(
     model: ModelOrServedArgument = "",
     prompt: PromptArgument = None,
@@ -137,6 +143,7 @@ def run(
     *,
     answer: AnswerOptions,
     docs: DocsOptions,
+    tooling: ToolOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
     beams: BeamSettings | None,
@@ -149,20 +156,15 @@ def run(
     is_special = raw or json or beams or record or prompt_cache or explain_sampling or answers > 1
     is_chat = not (prompt or is_special or logprobs is not None)
     if is_chat and output.stdin_is_terminal and output.stdout_is_terminal:
-        _chat(model, stats, answer, docs, loading, flags)
+        _chat(model, stats, answer, docs, tooling, loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
     preferences = replace(loading.preferences, parallel=answers, as_alone=True, adapts_threads=record is None)
-    with open_chat_model(
-        output,
-        model,
-        replace(loading, preferences=preferences),
-        answer.request,
-        flags,
-        modalities=answer.modalities,
-        keeps_states=prompt_cache,
-        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS),
-    ) as loaded:
+    loading = replace(loading, preferences=preferences)
+    with (
+        toolbox(tooling) as box,
+        _open(output, model, text, answer, loading, flags, keeps_states=prompt_cache) as loaded,
+    ):
         sampling, origins = loaded.sampling(flags)
         if explain_sampling:
             _explain_sampling(output, sampling, origins, loading.origins)
@@ -176,10 +178,36 @@ def run(
         if beams is not None:
             search(output, loaded_locally(loaded, "--beams"), request, beams, shown_as)
             return
-        finished = _show(output, loaded, request, shown_as, answers, record)
+        if box is None:
+            finished = _show(output, loaded, request, shown_as, answers, record)
+        else:
+            finished = _answer_with_tools(output, loaded, text, answer, flags, shown_as, Tools(output, box, tooling))
         if prompt_cache and finished.stats.prompt_tokens - finished.stats.reused_tokens >= _WORTH_SAVING:
             _save_state(output, loaded)
     _report_end(output, request, finished)
+
+
+def _open(
+    output: Output,
+    model: str,
+    text: str,
+    answer: AnswerOptions,
+    loading: LoadingOptions,
+    flags: Mapping[str, Any],
+    *,
+    keeps_states: bool,
+) -> AbstractContextManager[ChatModel]:
+    """Return the model, for an answer to this text."""
+    return open_chat_model(
+        output,
+        model,
+        loading,
+        answer.request,
+        flags,
+        modalities=answer.modalities,
+        keeps_states=keeps_states,
+        expected=ExpectedUse(len(text.encode()) // _BYTES_A_TOKEN, answer.request.limits.max_tokens or _ANSWER_TOKENS),
+    )
 
 
 def _display(
@@ -272,20 +300,55 @@ def _show(
     return finished
 
 
+def _answer_with_tools(
+    output: Output,
+    model: ChatModel,
+    text: str,
+    answer: AnswerOptions,
+    flags: Mapping[str, Any],
+    shown_as: DisplayOptions,
+    tools: Tools,
+) -> Finished:
+    """Show the answer to a prompt, and the calls of tools in it, as a chat of one question that is not saved."""
+    from llmrun.chat.conversation import ChatSettings, Conversation
+    from llmrun.chat.media import MediaFile
+    from llmrun.chat.store.store import Sessions
+    from llmrun.chat.store.turns import Question
+
+    media = answer.attached.media if answer.attached is not None else ()
+    settings = ChatSettings(flags, request=replace(answer.request, tools=tools.offered))
+    with Sessions(None) as store:
+        conversation = Conversation(
+            model,
+            store.new(system=answer.system or ""),
+            settings,
+            on_note=output.note,
+            on_overflow=lambda misfit: "stop",
+        )
+        asked = conversation.ask(Question(text, media=tuple(map(MediaFile.of, media))))
+        try:
+            with on_ctrl_c(signal.default_int_handler):
+                return tools.show_rounds(conversation, asked, shown_as)
+        except KeyboardInterrupt:  # at the question about a call
+            raise CancelledError("stopped by Ctrl-C") from None
+        finally:
+            conversation.end_turn()
+
+
 def _chat(
     model: str,
     stats: bool | None,
     answer: AnswerOptions,
     docs: DocsOptions,
+    tooling: ToolOptions,
     loading: LoadingOptions,
     flags: Mapping[str, Any],
 ) -> None:
     """Start a chat, if there is no prompt and a terminal."""
     from llmrun.cli.chat import SessionOptions, talk_with
-    from llmrun.cli.tools import tooling
 
     saving = SessionOptions(last=False, session=None, private=False, overflow=None, keep=0)
-    talk_with(model, stats, answer, docs, tooling(), saving, loading, flags)
+    talk_with(model, stats, answer, docs, tooling, saving, loading, flags)
 
 
 def _note_limit(output: Output, request: AnswerRequest, finished: Finished) -> None:

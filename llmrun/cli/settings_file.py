@@ -5,6 +5,8 @@
     port = 8081
     [models]
     folders = ["/data/gguf"]     more models, which stay where they are
+    [tools]                      ready-made tools
+    search = "https://..."       a SearXNG server
     [models.smollm2]             the preset of a model
     ctx = 4096
     [presets.pirate]             `llmrun chat --preset pirate`
@@ -94,8 +96,9 @@ SERVE = {
     "grace": Key("grace", str, is_time=True),
 }
 PRESETS = "presets."
-_MODEL, _ALIAS, _FOLDERS = Key("model", str), Key("alias", str), Key("folders", str, is_list=True)
-FOLDERS = "models.folders"
+_MODEL, _ALIAS, _SEARCH = Key("model", str), Key("alias", str), Key("search", str)
+_FOLDERS = Key("folders", str, is_list=True)
+FOLDERS, SEARCH_KEY = "models.folders", "tools.search"
 
 
 def variable(name: str) -> str:
@@ -125,7 +128,8 @@ def find_key(key: str, where: str) -> Key:
         UsageError: there is none.
     """
     table, name = split_key(key)
-    known = {"": {"model": _MODEL}, "serve": SERVE, "models": {"folders": _FOLDERS}}.get(table, {})
+    tables = {"": {"model": _MODEL}, "serve": SERVE, "models": {"folders": _FOLDERS}, "tools": {"search": _SEARCH}}
+    known = tables.get(table, {})
     if table.startswith("models."):
         known = {**PRESET, "alias": _ALIAS}
     if table.startswith(PRESETS):
@@ -137,6 +141,7 @@ def find_key(key: str, where: str) -> Key:
         "model",
         *(f"serve.{each}" for each in SERVE),
         FOLDERS,
+        SEARCH_KEY,
         "models.MODEL.ctx",
         "presets.NAME.system",
     ]
@@ -169,6 +174,8 @@ def parse(key: str, text: str, label: str) -> Any:
         raise UsageError(f"invalid {label} {text}", why=f"must be {', '.join(found.choices)}")
     if found is _ALIAS and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
         raise UsageError(f"invalid {label} {text}", why="must be a name of letters, digits, dots and dashes")
+    if found is _SEARCH and not re.match(r"https?://[^/\s]", text):
+        raise UsageError(f"invalid {label} {text}", why="must be the https:// or http:// address of a SearXNG server")
     if found.is_time:
         read_time(label, text)
     if found.kind is str:

@@ -402,12 +402,17 @@ def show_header(chat: Chat, argument: str) -> None:
     show_model(chat.output, header_facts(loaded_locally(chat.conversation.model, "/show").header), stderr=True)
 
 
-def show_offered(chat: Chat, argument: str) -> None:
-    """Print the model's tools."""
-
-    show_tools(chat.output, chat.tools.offered, chat.tools.offers)
-    if not chat.tools.offered:
-        chat.output.note("There are no tools: llmrun chat --tools FILE.py")
+def switch_tools(chat: Chat, argument: str) -> None:
+    """List the tools, or switch some on or off."""
+    tools, words = chat.tools, argument.split()
+    if words and (words[0] not in ("on", "off") or len(words) != 2):
+        raise UsageError(f"invalid /tools {argument}", hint="/tools on files, or /tools off read_file")
+    if words:
+        tools.switch(words[1], chat.models, is_on=words[0] == "on")
+        tools.offer_in(chat.conversation)
+    show_tools(chat.output, tools.offered, tools.offers, tools.switched_off)
+    if not tools.offered:
+        chat.output.note("There are no tools: /tools on files, web, python, all or FILE.py adds some.")
 
 
 def show_window(chat: Chat, argument: str) -> None:
@@ -586,7 +591,9 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
         "switch to another model; without a name, show the current one", change_model, is_usual=True
     ),
     "/show": SlashCommand("show the model, as `llmrun show` does", show_header),
-    "/tools": SlashCommand("list the tools that the model may call", show_offered),
+    "/tools [on|off NAME]": SlashCommand(
+        "list the tools that the model may call, or switch one or a set of them: files, web, python, all", switch_tools
+    ),
     "/context": SlashCommand("show the content of the context window", show_window, is_usual=True),
     "/stats": SlashCommand("show the statistics of the last answer", stats),
     "/why [COUNT]": SlashCommand(
@@ -618,6 +625,7 @@ def completions(chat: Chat) -> dict[str, Completion | None]:
     found["/load"] = lambda words: chat.store.names()
     found["/help"] = lambda words: ["all"]
     found["/set"] = lambda words: [Candidate(row.flag.lstrip("-"), _hint(row)) for row in PARAMETERS.values()]
+    found["/tools"] = lambda words: ["on", "off"] if len(words) == 1 else chat.tools.names_to_switch(words[0])
     found["/think"] = lambda words: ["on", "off", "hide", "fold", "low", "medium", "high"]
     found["/speculation"] = lambda words: ["on", "off", "auto"]
     found["/branch"] = lambda words: [branch.name for branch in chat.conversation.chat.branches() if branch.name]

@@ -8,8 +8,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Callable, Generator, Mapping
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import ExitStack
 
 from llmrun.chat.attachments import Attachments
 from llmrun.chat.conversation import Conversation
@@ -18,7 +17,7 @@ from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
 from llmrun.chat.store.store import Sessions
 from llmrun.chat.store.turns import Question
-from llmrun.cli.answering import cancelling, on_ctrl_c, show, show_again, show_attached
+from llmrun.cli.answering import on_ctrl_c, show_again, show_attached
 from llmrun.cli.docs import show_found
 from llmrun.cli.options import LoadingOptions
 from llmrun.cli.tools import Tools
@@ -158,7 +157,7 @@ class Chat:
                 raise
             self.output.error(error)
             return
-        self._update_tools()
+        self.tools.update(self.conversation)
         question = Question.of(message, self.attached, passages)
         n_entries = len(self.conversation.chat.entries)
         self.answer(self.conversation.ask(question))
@@ -166,12 +165,6 @@ class Chat:
         # Files that were removed may have killed the engine: the next message must not send them either.
         if len(self.conversation.chat.entries) > n_entries or self.conversation.is_removed:
             self.attached = Attachments()
-
-    def _update_tools(self) -> None:
-        """Offer the model the tools that its servers have now."""
-        if self.tools.update():
-            settings = self.conversation.settings
-            settings.request = replace(settings.request, tools=self.tools.offered)
 
     def find_passages(self, message: str, *, is_edit: bool = False) -> tuple[Passage, ...] | None:
         """Return the passages that go along with a question; None without documents.
@@ -199,7 +192,7 @@ class Chat:
         """
         try:
             with on_ctrl_c(signal.default_int_handler):
-                finished = (show or self._show_rounds)(events)
+                finished = show(events) if show else self.tools.show_rounds(self.conversation, events, self.shown_as)
         except KeyboardInterrupt:  # at the question about a tool call
             self.output.note("Stopped.")
             return True
@@ -217,25 +210,6 @@ class Chat:
         if finished.reason == "repeats":
             self.output.note(f'Stopped: the answer repeated "{short(finished.detail)}" (--no-loop-guard allows that).')
         return True
-
-    def _show_rounds(self, events: Events) -> Finished:
-        """Show an answer, and after tool calls the next ones."""
-        conversation = self.conversation
-        finished = self._show_round(events)
-        while conversation.calls:
-            results = [self.tools.answer(call) for call in conversation.calls]
-            self._update_tools()
-            finished = self._show_round(conversation.go_on(results))
-        return finished
-
-    def _show_round(self, events: Events) -> Finished:
-        """Show one answer, which may end in tool calls."""
-        # The partial answer is saved before the store is closed, whatever is raised here.
-        with closing(events), cancelling(self.output, self.conversation.model):
-            finished = show(self.output, events, self.conversation.model, self.shown_as)
-            for _ in events:
-                pass  # the turn is saved after its last event
-        return finished
 
 
 def way_back(saved: SavedChat) -> str:

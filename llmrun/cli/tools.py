@@ -1,20 +1,24 @@
-"""`llmrun chat --tools`: its options, and the permission of calls."""
+"""`--tools`: its options, the permission of calls, and the rounds of an answer that calls tools."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from llmrun.cli.answering import cancelling
+from llmrun.cli import settings_file
+from llmrun.cli.answering import cancelling, show
 from llmrun.errors import UsageError, require_within
-from llmrun.protocol.messages import Tool, ToolCall
+from llmrun.protocol.messages import Event, Finished, Tool, ToolCall
+from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.activity import Activity
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
+    from llmrun.chat.conversation import Conversation
     from llmrun.chat.store.turns import ToolOutput
     from llmrun.chat.tools.source import Offer
     from llmrun.chat.tools.toolbox import Toolbox
@@ -36,9 +40,9 @@ def tooling(
         list[str] | None,
         typer.Option(
             "--tools",
-            metavar="FILE.py|mcp:COMMAND|mcp.json",
-            help="Let the model call the functions of a Python file or the tools of MCP servers; may be repeated. "
-            "See llmrun help tools.",
+            metavar="files|web|python|all|FILE.py|mcp:COMMAND|mcp.json",
+            help="Let the model call ready-made tools, the functions of a Python file, or the tools of MCP servers, "
+            "each after a question. May be repeated; see llmrun help tools.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -93,51 +97,134 @@ def page_tools(output: Output, options: ToolOptions) -> Iterator[PageTools]:
 
 
 def _show_failures(output: Output, toolbox: Toolbox | None) -> None:
-    """Name the servers of a file mcp.json that can't be used."""
+    """Name the servers of a file mcp.json that can't be used, and what ready-made tools lack."""
     for error in toolbox.failures if toolbox is not None else ():
         output.note(f"Left out: {error}", dim=False)
+    for note in toolbox.notes if toolbox is not None else ():
+        output.note(note)
 
 
 class Tools:
     """The tools of a chat, and the permission of each."""
 
-    def __init__(self, output: Output, toolbox: Toolbox | None, allowed: tuple[str, ...]) -> None:
+    def __init__(self, output: Output, toolbox: Toolbox | None, options: ToolOptions) -> None:
         """Wait until the tools are known.
 
         Raises:
             UsageError: a source can't be used, or an allowed tool does not exist.
         """
-        self._output, self._toolbox, self._allowed = output, toolbox, {*allowed}
+        self._output, self._toolbox, self._allowed = output, toolbox, {*options.allowed}
+        self._seconds = options.seconds
         self._has_asked = False
-        self.offered: tuple[Tool, ...] = ()
+        self._known: tuple[Tool, ...] = ()
+        self._off: set[str] = set()
         self.offers: list[Offer] = []
         if toolbox:
             with Activity(output) as activity:
                 activity.show("waiting for the tools")
-                self.offered, self.offers = toolbox.tools(), toolbox.offers()
+                self._known, self.offers = toolbox.tools(), toolbox.offers()
         _show_failures(output, toolbox)
-        check_allowed(allowed, self.offered)
+        check_allowed(options.allowed, self._known)
 
-    def update(self) -> bool:
-        """Take the tools of servers that have changed them; return whether one has. Print what is new or gone."""
+    @property
+    def offered(self) -> tuple[Tool, ...]:
+        """The tools that the model may call."""
+        return tuple(tool for tool in self._known if tool.name not in self._off)
+
+    @property
+    def switched_off(self) -> list[str]:
+        return [tool.name for tool in self._known if tool.name in self._off]
+
+    def switch(self, name: str, opened: ExitStack, *, is_on: bool) -> None:
+        """Switch a tool, or all of a source, on or off; a source that is not there yet is started.
+
+        Args:
+            opened: what the chat closes at its end.
+
+        Raises:
+            UsageError: there is no such tool or source, or it can't be used.
+        """
+        from llmrun.chat.tools.ready import ALL, KINDS
+
+        if name == ALL and is_on:
+            for kind in KINDS:
+                self.switch(kind, opened, is_on=True)
+            return
+        names = {tool.name for tool in self._known if name in (tool.name, ALL)}
+        names |= {*self._toolbox.of_source(name)} if self._toolbox is not None else set()
+        if is_on and not names:
+            self._add(name, opened)
+        elif not names:
+            raise UsageError(f"there is no tool {name}", hint="/tools lists them")
+        self._off = self._off - names if is_on else self._off | names
+
+    def _add(self, name: str, opened: ExitStack) -> None:
+        if self._toolbox is None:
+            from llmrun.chat.tools.toolbox import Toolbox
+
+            self._toolbox = opened.enter_context(Toolbox((), self._seconds, search_address()))
+        with Activity(self._output) as activity:
+            activity.show("waiting for the tools")
+            self._known, notes = self._toolbox.add(name)
+        self.offers = self._toolbox.offers()
+        for note in notes:
+            self._output.note(note)
+
+    def names_to_switch(self, word: str) -> list[str]:
+        """Return what may stand after "on" or "off"."""
+        from llmrun.chat.tools.ready import ALL, KINDS
+
+        return [*KINDS, ALL, *self.switched_off] if word == "on" else [ALL, *(tool.name for tool in self.offered)]
+
+    def update(self, conversation: Conversation) -> None:
+        """Offer the model the tools that its servers have now. Print what is new or gone."""
         changed = self._toolbox.changed_tools() if self._toolbox is not None else None
         if self._toolbox is None or changed is None:
-            return False
-        before, after = ([tool.name for tool in tools] for tools in (self.offered, changed))
-        self.offered, self.offers = changed, self._toolbox.offers()
+            return
+        before, after = ([tool.name for tool in tools] for tools in (self._known, changed))
+        self._known, self.offers = changed, self._toolbox.offers()
         new = [f"+{name}" for name in after if name not in before]
         gone = [f"-{name}" for name in before if name not in after]
         self._output.note(" ".join(["The tools of a server have changed.", *new, *gone]))
-        return True
+        self.offer_in(conversation)
+
+    def offer_in(self, conversation: Conversation) -> None:
+        """Let the next request of a conversation offer the tools."""
+        conversation.settings.request = replace(conversation.settings.request, tools=self.offered)
+
+    def show_rounds(
+        self, conversation: Conversation, events: Generator[Event, None, None], shown_as: DisplayOptions
+    ) -> Finished:
+        """Show an answer, and after calls of tools the next ones."""
+        finished = self._show_round(conversation, events, shown_as)
+        while conversation.calls:
+            results = [self.answer(call) for call in conversation.calls]
+            self.update(conversation)
+            finished = self._show_round(conversation, conversation.go_on(results), shown_as)
+        return finished
+
+    def _show_round(
+        self, conversation: Conversation, events: Generator[Event, None, None], shown_as: DisplayOptions
+    ) -> Finished:
+        """Show one answer, which may end in calls of tools."""
+        # The partial answer is saved before the store is closed, whatever is raised here.
+        with closing(events), cancelling(self._output, conversation.model):
+            finished = show(self._output, events, conversation.model, shown_as)
+            for _ in events:
+                pass  # the turn is saved after its last event
+        return finished
 
     def answer(self, call: ToolCall) -> ToolOutput:
         """Show a call, ask for permission, run it, and return the result for the model."""
-        from llmrun.chat.tools.toolbox import REFUSED
+        from llmrun.chat.tools.toolbox import NOT_ASKED, REFUSED
         from llmrun.ui.views.chat import show_call, show_result
 
         assert self._toolbox is not None
         show_call(self._output, call)
-        if self._may_run(call.name):
+        if call.name not in self._allowed and not self._output.can_ask:
+            self._output.note(f"Not run: there is no terminal to ask on. --yes-to {call.name} allows it.")
+            called = NOT_ASKED
+        elif self._may_run(call.name):
             with cancelling(self._output, self._toolbox), Activity(self._output) as activity:
                 activity.show(f"{call.name} runs")
                 called = self._toolbox.call(call)
@@ -149,10 +236,7 @@ class Tools:
     def _may_run(self, name: str) -> bool:
         if name in self._allowed:
             return True
-        if not self._output.can_ask:
-            self._output.note(f"Not run: there is no terminal to ask on. --yes-to {name} allows it.")
-            return False
-        answers = {"y": "yes", "a": "always: this tool runs without asking from now on", "n": "no"}
+        answers = {"y": "yes", "a": f"always in this chat: {name} runs without asking from now on", "n": "no"}
         chosen = self._output.choose("Run it?", answers, explained=not self._has_asked)
         self._has_asked = True
         if chosen == "a":
@@ -168,5 +252,11 @@ def toolbox(options: ToolOptions) -> Iterator[Toolbox | None]:
         return
     from llmrun.chat.tools.toolbox import Toolbox
 
-    with Toolbox(options.sources, options.seconds) as made:
+    with Toolbox(options.sources, options.seconds, search_address()) as made:
         yield made
+
+
+def search_address() -> str:
+    """Return the address of the user's SearXNG server; "" without one. Raises UsageError if it is invalid."""
+    found = settings_file.look_up(settings_file.SEARCH_KEY, settings_file.read_file())
+    return found[0] if found is not None else ""

@@ -42,6 +42,10 @@ def _request() -> list[Exclusion]:
         Exclusion(("--record", "--answers N"), "a recording is of one answer", ""),
         Exclusion(("--continue", "--session", "--private")),
         Exclusion(("--json", "--output"), command="embed"),
+        *(
+            Exclusion(("--tools", other), hint=f"leave out {other.partition(' ')[0]}")
+            for other in ("--raw", "--beams", "--record", "--answers N", "--logprobs")
+        ),
     ]
 
 

@@ -142,8 +142,7 @@ def test_what_is_no_text_is_refused(data: bytes, words: str) -> None:
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("https://example.org/a.txt", "URLs are not fetched (download it, then -f FILE)"),
-        ("FILE:///etc/passwd", "URLs are not fetched"),
+        ("FILE:///etc/passwd", "only addresses with http:// or https:// are fetched"),
         ("missing.txt", "'missing.txt' can't be attached: no such file"),
         ("*.missing", "'*.missing' finds no file"),
         ("a\0b", "no file can have that name"),

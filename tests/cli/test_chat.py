@@ -490,6 +490,40 @@ def test_the_tools_are_listed(chat: Terminal) -> None:
     assert chat.ask("/tools") == ["  look(where)  Looks."]
 
 
+def test_tools_are_switched(chat: Terminal) -> None:
+    (Path.cwd() / "notes.txt").write_text("from the folder")
+    assert chat.ask("/tools off look")[0] == "  look  is off"
+    assert any("read_file(path, line)" in line for line in chat.ask("/tools on files"))
+    assert any("I heard: from the folder" in line for line in say(chat, '{"path": "notes.txt"}', "y"))
+    listed = "\n".join(chat.ask("/tools on look"))
+    assert "  look(where)  Looks." in listed
+    assert "is off" not in listed
+    assert any("read_file  is off" in line for line in chat.ask("/tools off files"))
+    assert any("there is no tool nothing" in line for line in chat.ask("/tools off nothing"))
+    assert any("There are no tools" in line for line in chat.ask("/tools off all"))
+
+
+def test_a_chat_without_tools_gets_some(words: list[str]) -> None:
+    (Path.cwd() / "notes.txt").write_text("from the folder")
+    chat = Terminal([word for word in words if word not in ("--tools", "mine.py")], {**os.environ})
+    chat.wait(chat.at_prompt)
+    assert chat.ask("/tools") == ["There are no tools: /tools on files, web, python, all or FILE.py adds some."]
+    assert any("list_files(folder, recursive)" in line for line in chat.ask("/tools on files"))
+    assert "I heard: Error: the user does not allow it" in say(chat, '{"path": "notes.txt"}', "n")
+    chat.type("/bye")
+    assert chat.end() == 0
+
+
+def test_code_is_shown_as_it_would_run(words: list[str]) -> None:
+    chat = Terminal([*words[:-1], "python"], {**os.environ})
+    chat.wait(chat.at_prompt)
+    lines = say(chat, '{"code": "for x in range(2):\\n    print(x)"}', "y")
+    shown = lines.index("    code: for x in range(2):")
+    assert lines[shown + 1] == "          print(x)"
+    assert "  → 0 1" in lines
+    chat.close()
+
+
 def test_a_chat_with_calls_goes_on(chat: Terminal, words: list[str]) -> None:
     say(chat, '{"where": "Rome"}', "y")
     chat.type("/bye")
@@ -508,7 +542,7 @@ def test_in_a_pipe_only_what_is_allowed_runs(words: list[str]) -> None:
         return done.stdout, done.stderr
 
     stdout, stderr = answer()
-    assert stdout == "Let me see.\nI heard: Error: the user does not allow it\n"
+    assert stdout.startswith("Let me see.\nI heard: Error: it was not run: there is nobody here who could be asked")
     assert "--yes-to look" in stderr
     stdout, stderr = answer("--yes-to", "look")
     assert stdout == "Let me see.\nI heard: Rome: fine \n"

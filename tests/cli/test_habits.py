@@ -90,7 +90,6 @@ def test_a_habit_that_works(typed: str, shown: str | None, run: Run) -> None:
         ("llmrun download nothing-of-that-name", 3, "llmrun list --all"),
         ("llmrun get nothing-of-that-name", 3, "llmrun list --all"),
         ("llmrun delete nothing-of-that-name", 3, "llmrun list"),
-        ("llmrun run smollm2 hi --tools t.py", 2, "llmrun chat MODEL --tools"),
         ("llmrun run smollm2 hi --format xml", 2, "--json-schema"),
         ("llmrun run smollm2 hi --ctx-size 512", 2, "--ctx"),
         ("llmrun run smollm2 hi --n-predict 5", 2, "--max-tokens"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -51,6 +52,36 @@ def terminal(environment: dict[str, str]) -> Iterator[Callable[..., Terminal]]:
     yield make
     for each in opened:
         each.close()
+
+
+def test_an_answer_with_tools(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("from the folder")
+    asked = '{"path": "notes.txt"}'
+    done = run("calling", asked, "--tools", "files", "--yes-to", "read_file")
+    assert (done.returncode, done.stdout) == (0, b"Let me see.\nI heard: from the folder\n")
+    assert "● read_file\n    path: notes.txt\n" in done.stderr.decode()
+    refused = run("calling", asked, "--tools", "files")
+    assert refused.stdout.startswith(b"Let me see.\nI heard: Error: it was not run: there is nobody here")
+    assert b"--yes-to read_file allows it" in refused.stderr
+    beyond = run("calling", '{"path": "../x"}', "--tools", "files", "--yes-to", "read_file")
+    assert b"I heard: Error: PermissionError: ../x is outside of the folder" in beyond.stdout
+    for other in (["--raw"], ["--beams", "2"], ["--answers", "2"], ["--record", "x.json"], ["--logprobs", "0"]):
+        done = run("calling", asked, "--tools", "files", *other)
+        assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_call_of_an_answer_is_asked_about(terminal: Callable[..., Terminal], tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("from the folder")
+    for answer, heard in (("y", "I heard: from the folder"), ("n", "I heard: Error: the user does not allow it")):
+        screen = terminal("calling", '{"path": "notes.txt"}', "--tools", "files")
+        screen.wait(lambda screen=screen: any("Run it?" in line for line in screen.lines))
+        screen.type(answer)
+        assert screen.end() == 0
+        assert any(heard in line for line in screen.lines)
+    stopped = terminal("calling", '{"path": "notes.txt"}', "--tools", "files")
+    stopped.wait(lambda: any("Run it?" in line for line in stopped.lines))
+    stopped.press("c")
+    assert stopped.end() == -signal.SIGINT
 
 
 def test_an_answer_in_a_pipe_is_a_line(run: Run) -> None:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -36,17 +37,33 @@ class _Untitled(GenerateJsonSchema):
 
 
 def main() -> None:
-    """Answer calls until the chat ends."""
+    """Answer calls of the functions of a file."""
     chat = ToolPrompt()
     file, folder = sys.argv[1:]
     os.chdir(folder)
     is_safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH, from Python 3.11 on: there is no such place
     sys.path[: 0 if is_safe else 1] = [os.path.dirname(file)]  # noqa: PTH120 - what `python FILE` has there
+    answer_calls(chat, lambda: public_functions(_loaded(file)))
+
+
+def answer_calls(
+    chat: ToolPrompt,
+    load: Callable[[], Mapping[str, Callable[..., Any]]],
+    during: Callable[[dict[str, Any]], AbstractContextManager[object]] = nullcontext,
+    at_end: Callable[[], object] = int,
+) -> None:
+    """Answer calls until the chat ends.
+
+    Args:
+        load: returns the functions by name.
+        during: entered with each call while it runs.
+        at_end: called before a cancel, or the end of the chat, ends this process.
+    """
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(chat.requests, requests), daemon=True).start()
+    threading.Thread(target=_read, args=(chat.requests, requests, at_end), daemon=True).start()
     listing = requests.get()
     try:
-        functions = public_functions(_loaded(file))
+        functions = load()
         tools = [described(name, function) for name, function in functions.items()]
     except BaseException as error:  # even SystemExit
         chat.tell(listing, end=in_words(error))
@@ -55,10 +72,12 @@ def main() -> None:
     adapters = {name: adapter(function) for name, function in functions.items()}
     while True:
         call = requests.get()
-        chat.tell(call, **answered(adapters, call))
+        with during(call):
+            answer = answered(adapters, call)
+        chat.tell(call, **answer)
 
 
-def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
+def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]], at_end: Callable[[], object]) -> None:
     """Queue requests. A cancel, or the end of the chat, ends this process and all that the functions started."""
     with os.fdopen(descriptor) as lines:
         for line in lines:
@@ -66,6 +85,7 @@ def _read(descriptor: int, requests: queue.SimpleQueue[dict[str, Any]]) -> None:
             if "cancel" in request:
                 break
             requests.put(request)
+    at_end()
     if sys.platform == "win32":
         os._exit(1)
     os.killpg(0, signal.SIGKILL)

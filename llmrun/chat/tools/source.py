@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from llmrun.chat.store.turns import ToolOutput
 from llmrun.chat.tools import guard
 from llmrun.chat.tools.guard import LEAVE_SECONDS
 from llmrun.chat.tools.mcp_file import Server, read_servers
+from llmrun.chat.tools.ready import is_ready, notes_of, ready_sets
 from llmrun.config import config_file
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
@@ -72,15 +74,22 @@ class ToolSource:
         command: that starts the process.
         server: an MCP server that it connects to.
         is_of_file: it is one of the servers of a file, and `name` its name there.
+        notes: lines that the user has to know.
 
     Attributes:
         offers: what a server has beside tools, once tools() has waited for it.
     """
 
     def __init__(
-        self, name: str, command: list[str], server: Server | None = None, *, is_of_file: bool = False
+        self,
+        name: str,
+        command: list[str],
+        server: Server | None = None,
+        *,
+        is_of_file: bool = False,
+        notes: Iterable[str] = (),
     ) -> None:
-        self.name, self._command = name, command
+        self.name, self._command, self.notes = name, command, tuple(notes)
         self._first = {"list": server._asdict() if server is not None else True}
         self.is_of_file = is_of_file
         self.offers: tuple[Offer, ...] = ()
@@ -275,12 +284,17 @@ class ToolSource:
         return lines[-1].strip() if lines else ""
 
 
-def open_sources(name: str) -> list[ToolSource]:
-    """Start the processes of a --tools: a Python file, "mcp:" and a command, or a file of MCP servers.
+def open_sources(name: str, search: str = "") -> list[ToolSource]:
+    """Start the processes of a --tools: ready-made tools, a Python file, "mcp:" and a command, or a file mcp.json.
+
+    Args:
+        search: the address of a SearXNG server; without one, ready-made tools can't search the web.
 
     Raises:
         UsageError: it is none of these, or a package is missing.
     """
+    if is_ready(name):
+        return [ToolSource(each.kind, _host("ready", *each), notes=notes_of(each)) for each in ready_sets(name, search)]
     path = config_file().with_name("mcp.json") if name == "mcp" else user_path(name)
     if name.startswith("mcp:"):
         try:
@@ -298,7 +312,7 @@ def open_sources(name: str) -> list[ToolSource]:
         why = "there is no such file" if not path.exists() else "it is not a file of Python code"
         raise UsageError(f"--tools {name} can't be read", why=why)
     else:
-        why = "must be a Python file, mcp: and the command of an MCP server, or a file mcp.json"
+        why = "must be a Python file, mcp: and the command of a server, a file mcp.json, or files, web, python or all"
         raise UsageError(f"invalid --tools {name}", why=why)
     if importlib.util.find_spec("mcp") is None:
         raise UsageError(

@@ -12,6 +12,7 @@ from llmrun.protocol.messages import Tool, ToolCall
 from llmrun.protocol.toolcalls import TOOL_NAME, TOOL_NAME_RULE
 
 REFUSED = CallResult("the user does not allow it", failed=True)
+NOT_ASKED = CallResult("it was not run: there is nobody here who could be asked to allow it", failed=True)
 
 
 class Toolbox:
@@ -20,6 +21,7 @@ class Toolbox:
     Args:
         names: of the sources, see open_sources(). Their processes start at once; tools() waits for them.
         seconds: limit of one call.
+        search: the address of a SearXNG server, for ready-made tools.
 
     Attributes:
         failures: of the servers of a file mcp.json that tools() has left out.
@@ -28,9 +30,9 @@ class Toolbox:
         UsageError: a source can't be used.
     """
 
-    def __init__(self, names: Iterable[str], seconds: float) -> None:
-        self._seconds = seconds
-        self._sources = [source for name in names for source in open_sources(name)]
+    def __init__(self, names: Iterable[str], seconds: float, search: str = "") -> None:
+        self._seconds, self._search = seconds, search
+        self._sources = [source for name in names for source in open_sources(name, search)]
         self._tools: dict[ToolSource, list[Tool]] = {}  # as they are called there
         self._of: dict[str, tuple[ToolSource, str]] = {}  # a tool's name here -> its source, and its name there
         self._running: ToolSource | None = None
@@ -46,6 +48,31 @@ class Toolbox:
         if self.failures and len(self.failures) == len(self._sources):
             raise self.failures[0]
         return self._named()
+
+    def add(self, name: str) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
+        """Start a further source; return all tools, and notes for the user about it. Raises UsageError as tools()."""
+        added = open_sources(name, self._search)
+        before = self._sources
+        self._sources = [*before, *added]
+        try:
+            self._tools |= {source: self._listed(source) for source in added}
+            return self._named(), tuple(note for source in added for note in source.notes)
+        except UsageError:
+            self._sources = before
+            self._tools = {source: tools for source, tools in self._tools.items() if source in before}
+            self._named()
+            for source in added:
+                source.close()
+            raise
+
+    def of_source(self, name: str) -> list[str]:
+        """Return the names of the tools of a source, as they are called here."""
+        return [tool for tool, (source, _) in self._of.items() if source.name == name]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user has to know of the sources."""
+        return [note for source in self._sources for note in source.notes]
 
     def changed_tools(self) -> tuple[Tool, ...] | None:
         """Return all tools if a server has changed its own since they were listed last; None otherwise.

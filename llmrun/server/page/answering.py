@@ -316,11 +316,11 @@ class PageExchange(Exchange):
 
     async def _results(self, calls: tuple[ToolCall, ...]) -> list[ToolOutput]:
         """Return the results of calls, which the page shows and asks about."""
-        shown = [{**call._asdict(), "asks": self._tools.asks(call)} for call in calls]
+        shown = [{**call._asdict(), "asks": self._tools.asks(call, self._asked.chat)} for call in calls]
         await self._send_chunk(sse_event({"text": self._round_writer.text, "calls": shown}, "calls"))
         results = []
         for call in calls:
-            results.append(await self._tools.result(call))
+            results.append(await self._tools.result(call, self._asked.chat))
             await self._send_chunk(sse_event({"id": call.id, "text": results[-1].text}, "result"))
         return results
 

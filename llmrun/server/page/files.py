@@ -22,6 +22,7 @@ MEDIA_TYPES = {
     "api.js": _SCRIPT,
     "attachments.js": _SCRIPT,
     "branches.js": _SCRIPT,
+    "calls.js": _SCRIPT,
     "catalogue.js": _SCRIPT,
     "chats.js": _SCRIPT,
     "compare.js": _SCRIPT,

@@ -1,6 +1,6 @@
 """The tools of the server on the page: the user's decision about each call, and its result.
 
-Must not know HTTP. A tool that was allowed for good runs without a question until the server ends.
+Must not know HTTP. A tool that was allowed for good runs without a question in that chat, until the server ends.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ _CANCEL_SECONDS = 2.0  # for a call to end, before it is cancelled again, which 
 
 
 class PageTools:
-    """The tools that a model may call on the page."""
+    """The tools that a model may call on the page.
+
+    Args:
+        allowed: names of tools that run without a question.
+    """
 
     def __init__(self, toolbox: Toolbox | None, allowed: tuple[str, ...] = ()) -> None:
-        self._toolbox, self._allowed = toolbox, {*allowed}
+        self._toolbox, self._allowed = toolbox, allowed
+        self._allowed_in: dict[int, set[str]] = {}  # by chat, until the server ends
         self._decisions: dict[str, asyncio.Future[Decision]] = {}
         self._running = asyncio.Lock()  # a toolbox runs one call at a time
         self._offered: tuple[Tool, ...] = toolbox.tools() if toolbox is not None else ()
@@ -34,9 +39,9 @@ class PageTools:
             self._offered = self._offered if changed is None else changed
         return self._offered
 
-    def asks(self, call: ToolCall) -> bool:
-        """Return whether a call needs a decision."""
-        return call.name not in self._allowed
+    def asks(self, call: ToolCall, chat: int) -> bool:
+        """Return whether a call in a chat needs a decision."""
+        return call.name not in self._allowed and call.name not in self._allowed_in.get(chat, ())
 
     def decide(self, call: str, decision: Decision) -> None:
         """Take the user's decision about a call. Raises UsageError if none is waited for."""
@@ -45,11 +50,11 @@ class PageTools:
             raise UsageError("this call waits for no decision", hint="reload the page")
         waiting.set_result(decision)
 
-    async def result(self, call: ToolCall) -> ToolOutput:
-        """Wait for the decision about a call, run it if it is allowed, and return the result for the model."""
+    async def result(self, call: ToolCall, chat: int) -> ToolOutput:
+        """Wait for the decision about a call in a chat, run it if it is allowed, and return its result."""
         assert self._toolbox is not None
         called = REFUSED
-        if await self._may_run(call):
+        if await self._may_run(call, chat):
             async with self._running:
                 calling = asyncio.ensure_future(asyncio.to_thread(self._toolbox.call, call))
                 try:
@@ -61,8 +66,8 @@ class PageTools:
                     raise
         return called.output
 
-    async def _may_run(self, call: ToolCall) -> bool:
-        if not self.asks(call):
+    async def _may_run(self, call: ToolCall, chat: int) -> bool:
+        if not self.asks(call, chat):
             return True
         decided = self._decisions[call.id] = asyncio.get_running_loop().create_future()
         try:
@@ -70,5 +75,5 @@ class PageTools:
         finally:
             del self._decisions[call.id]
         if decision == "always":
-            self._allowed.add(call.name)
+            self._allowed_in.setdefault(chat, set()).add(call.name)
         return decision != "no"

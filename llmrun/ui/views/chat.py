@@ -89,12 +89,16 @@ def show_result(output: Output, result: ToolOutput) -> None:
     output.note(f"  → {line if len(line) <= _MAX_RESULT else line[: _MAX_RESULT - 1] + '…'}")
 
 
-def show_tools(output: Output, tools: Sequence[Tool], offers: Sequence[Offer] = ()) -> None:
+def show_tools(
+    output: Output, tools: Sequence[Tool], offers: Sequence[Offer] = (), switched_off: Sequence[str] = ()
+) -> None:
     """Print a line for each tool: its arguments and the first line of its description; then the other offers."""
     for tool in tools:
         arguments = ", ".join(load_json(tool.parameters).get("properties", {}))
         description = tool.description.strip().partition("\n")[0]
         output.note(f"  {tool.name}({arguments}){'  ' if description else ''}{description}")
+    for name in switched_off:
+        output.note(f"  {name}  is off")
     for offer in offers:
         output.note(f"  {offer.kind} {clean(offer.name)}  {clean(offer.about).partition(chr(10))[0]}".rstrip())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -219,7 +220,7 @@ def test_a_call_of_a_tool_is_asked_about(browser: Chromium, tmp_path: Path) -> N
         page.write_question('{"city": "Rome"}')
         page.until("document.querySelector('.call button')")
         assert page.see(f"{ACTIVE}.getAttribute('aria-label')") == "Allow once: weather"
-        assert '{"city": "Rome"}' in page.see("document.querySelector('.call pre').textContent")
+        assert page.see("document.querySelector('.call pre').textContent") == "city: Rome"
         page.key("Enter")
         page.until(f"{IDLE} && {LAST}?.textContent.includes('I heard: sunny in Rome')")
         assert page.see("document.querySelectorAll('.call').length") == 1
@@ -236,6 +237,27 @@ def test_a_call_of_a_tool_is_asked_about(browser: Chromium, tmp_path: Path) -> N
         page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 3")
         page.see("document.querySelector('#tools').click()")
         page.see("document.querySelector('#toggle-tokens').click()")
+        page.check()
+
+
+def test_code_is_shown_as_it_would_run_before_it_is_allowed(browser: Chromium, tmp_path: Path) -> None:
+    hidden = "\u202e"
+    with Toolbox(("python",), 600) as box, LiveServer(tmp_path, ("calling",), tools=PageTools(box)) as server:
+        page = Page(browser, server)
+        page.write_question(json.dumps({"code": "for x in range(2):\n    print(x)"}))
+        page.until("document.querySelector('.call button')")
+        assert (
+            page.see("document.querySelector('.call pre').textContent")
+            == "code: \n  for x in range(2):\n      print(x)"
+        )
+        names = page.see("[...document.querySelectorAll('.call button')].map(each => each.textContent)")
+        assert names == ["Allow once", "Always in this chat", "No"]
+        page.see("[...document.querySelectorAll('.call button')][1].click()")
+        page.until(f"{IDLE} && {LAST}?.textContent.includes('I heard: 0')")
+        page.write_question(json.dumps({"code": f"print('a{hidden}b')"}))
+        page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+        shown = page.see("document.querySelectorAll('.call pre')[2].textContent")
+        assert shown == """code: "print('a\\u202eb')\"""", "nothing in it is hidden"
         page.check()
 
 

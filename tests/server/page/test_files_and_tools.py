@@ -125,12 +125,12 @@ def test_a_call_may_follow_one_that_was_stopped(tmp_path: Path) -> None:
 
     async def stop_and_call(tools: PageTools) -> None:
         for _ in range(3):
-            stopped = asyncio.ensure_future(tools.result(ToolCall("1", "sleep", "{}")))
+            stopped = asyncio.ensure_future(tools.result(ToolCall("1", "sleep", "{}"), 1))
             while not began.exists():
                 await asyncio.sleep(0.01)
             began.unlink()
             stopped.cancel()
-            found = await tools.result(ToolCall("2", "weather", '{"city": "Rome"}'))
+            found = await tools.result(ToolCall("2", "weather", '{"city": "Rome"}'), 1)
             assert found.text == "sunny in Rome"
             with pytest.raises(asyncio.CancelledError):
                 await stopped
@@ -172,7 +172,7 @@ def test_a_tool_runs_after_a_decision(serve: Serve, tools: PageTools, decision: 
     assert server.post("/ui/decide", {"call": asked[0]["id"], "decision": "once"}).status == 400
 
 
-def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools) -> None:
+def test_a_tool_that_is_always_allowed_asks_once_in_its_chat(serve: Serve, tools: PageTools) -> None:
     server = serve("calling", tools=tools)
     asked: list[str] = []
 
@@ -180,11 +180,37 @@ def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools)
         asked.append(call["id"])
         server.post("/ui/decide", {"call": call["id"], "decision": "always"})
 
-    for _ in range(2):
-        chat = ask(server, '{"city": "Rome"}')
-        call_stream(server, chat, decide)
-        assert texts(read(server, chat))[1] == "I heard: sunny in Rome"
+    chat = ask(server, '{"city": "Rome"}')
+    call_stream(server, chat, decide)
+    last = read(server, chat)["entries"][-1]
+    again = ask(server, '{"city": "Oslo"}', chat=chat["id"], after=last["id"])
+    call_stream(server, again, decide)
+    assert [texts(read(server, chat))[index] for index in (1, 3)] == [
+        "I heard: sunny in Rome",
+        "I heard: sunny in Oslo",
+    ]
     assert len(asked) == 1
+    call_stream(server, ask(server, '{"city": "Rome"}'), decide)
+    assert len(asked) == 2, "another chat asks again"
+
+
+def test_ready_made_tools_on_the_page(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "notes.txt").write_text("from the folder")
+    with Toolbox((f"files:{tmp_path / 'docs'}",), 600) as toolbox:
+        server = serve("calling", tools=PageTools(toolbox))
+        assert server.post("/ui/load", {"model": ""}).json["tools"] == ["read_file", "list_files"]
+        asked: list[dict[str, Any]] = []
+
+        def allow(call: dict[str, Any]) -> None:
+            asked.append(call)
+            server.post("/ui/decide", {"call": call["id"], "decision": "once"})
+
+        for path, heard in (("notes.txt", "from the folder"), ("../x", "Error: PermissionError: ../x is outside")):
+            chat = ask(server, json.dumps({"path": path}))
+            call_stream(server, chat, allow)
+            assert texts(read(server, chat))[1].startswith(f"I heard: {heard}")
+        assert [json.loads(call["arguments"])["path"] for call in asked] == ["notes.txt", "../x"]
 
 
 def test_a_client_that_leaves_at_the_question_runs_no_tool(

@@ -1,5 +1,6 @@
 // A question or an answer as an element, and the figures of an answer.
 
+import { argumentsText } from "./calls.js";
 import { button, clean, h, number, short } from "./dom.js";
 import { copy, render } from "./markdown.js";
 
@@ -105,11 +106,11 @@ function passagesElement({ passages, passages_line }) {
 export function roundElement({ text, calls }, decide) {
   const ask = (call, element) => {
     const press = (words, decision) => button(words, () => (decide(call.id, decision), row.remove()), { "aria-label": `${words}: ${call.name}` });
-    const row = h("div", { class: "buttons" }, press("Allow once", "once"), press("Always", "always"), press("No", "no"));
+    const row = h("div", { class: "buttons" }, press("Allow once", "once"), press("Always in this chat", "always"), press("No", "no"));
     element.append(row);
   };
   const show = (call) => {
-    const element = h("div", { class: "call", "data-call": call.id }, h("p", {}, "Tool ", h("code", {}, clean(call.name))), h("pre", { class: "plain" }, clean(call.arguments)));
+    const element = h("div", { class: "call", "data-call": call.id }, h("p", {}, "Tool ", h("code", {}, clean(call.name))), h("pre", { class: "plain" }, argumentsText(call.arguments)));
     if (call.result !== undefined) element.append(resultElement(call.result));
     if (call.asks) ask(call, element);
     return element;
