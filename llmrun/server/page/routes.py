@@ -23,8 +23,8 @@ from llmrun.protocol.params import PARAMETERS
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import RouteNotFoundError
 from llmrun.server.model_routes import ModelCatalog
-from llmrun.server.page import catalogue
 from llmrun.server.page.answering import PageAnswers
+from llmrun.server.page.catalogue import CatalogueRoutes
 from llmrun.server.page.chats import PageChats, read_upload, read_uploads
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import Explain, PageInsights
@@ -62,6 +62,7 @@ class PageRoutes:
         self._tools = tools or PageTools(None)
         self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain)
+        self._catalogue = CatalogueRoutes()
         self._read_presets = presets
 
     @property
@@ -89,13 +90,14 @@ class PageRoutes:
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
             *self._answering.routes,
-            *catalogue.ROUTES,
+            *self._catalogue.routes,
             *self._insights.routes,
         ]
 
     async def close(self) -> None:
-        """End all answers, and close the saved chats."""
+        """End all answers and downloads, and close the saved chats."""
         await self._answering.close()
+        await self._catalogue.close()
         await self._chats.close()
 
     # ---- files ----
@@ -122,7 +124,7 @@ class PageRoutes:
         return JSONResponse({"presets": await asyncio.to_thread(self._read_presets)})
 
     async def _models(self, request: Request) -> Response:
-        """Return the models of this disk, those in memory with their context window."""
+        """Return the models of this disk, those in memory with their context window, and those being downloaded."""
         described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
         loaded = {pooled.name: pooled.loaded_model.n_ctx for pooled in self._pool.models if pooled.is_loaded}
         names = dict.fromkeys((*self._pool.names, *self._pool.adapters.names, *described))
@@ -134,7 +136,7 @@ class PageRoutes:
             }
             for name in names
         ]
-        return JSONResponse({"models": models})
+        return JSONResponse({"models": models, "downloads": self._catalogue.running})
 
     async def _load(self, request: Request) -> Response:
         """Load a model, and return its context window and the sampling parameters it would use."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
 from llmrun.errors import NetworkError
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.models.hub import Match
 from llmrun.server.guard import Policy
 from llmrun.server.page import catalogue
 
@@ -197,7 +200,9 @@ def test_chats_are_named_searched_renamed_and_deleted(browser: Chromium, serve: 
 
 
 class Pulling:
-    """Stands in for a download."""
+    """Stands in for a download, which ends when `goes_on` is set."""
+
+    goes_on = threading.Event()
 
     def __init__(self, name: str, settings: object) -> None:
         self._name = name
@@ -206,7 +211,8 @@ class Pulling:
         if self._name != "smollm2":
             raise NetworkError("the hub can't be reached")
         yield {"status": "pulling manifest"}
-        yield {"status": "pulling smollm2", "total": 98_362_432, "completed": 49_000_000}
+        yield {"status": "pulling smollm2", "total": 98_362_432, "completed": 49_181_216}
+        await asyncio.to_thread(self.goes_on.wait)
         yield {"status": "success"}
 
 
@@ -215,22 +221,76 @@ def test_models_of_the_catalogue_are_downloaded(
 ) -> None:
     monkeypatch.setattr(catalogue, "PullJob", Pulling)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    Pulling.goes_on.clear()
     page = Page(browser, serve())
-    change = "(each => { each.value = '%s'; each.dispatchEvent(new Event('%s')); })(document.querySelector('%s'))"
-    page.see(change % (" more", "change", "#model"))
+    page.see("document.querySelector('#model').click()")
     row = "[...document.querySelectorAll('.catalogue li')].find(each => each.querySelector('b').textContent === '%s')"
     page.until(row % "smollm2")
     assert page.see("document.querySelector('#model').value") == "tiny"
-    assert "135M · Q4_1 · 98.4 MB" in page.see(f"({row % 'smollm2'}).textContent")
+    titles = page.see(
+        "[...document.querySelectorAll('#catalogue section h3')].map(each => each.firstChild.textContent)"
+    )
+    assert titles[:2] == ["On this disk", "Recommended for this machine"]
+    facts = page.see(f"({row % 'smollm2'}).textContent")
+    assert "135M · Q4_1 · 98.4 MB" in facts
+    assert "MB memory" in facts
+    assert "Apache-2.0" in facts
     page.see(f"({row % 'smollm2'}).querySelector('button').click()")
-    page.until(f"({row % 'smollm2'}).querySelector('button')?.textContent === 'Use'")
+    page.until(f"({row % 'smollm2'}).textContent.includes('49.2 MB of 98.4 MB')")
+    page.key("Escape")
+    page.until("document.querySelector('#downloads').textContent === 'Downloading smollm2, 50 %'")
+    browser.ask("Page.reload")
+    page.until("document.querySelector('#downloads')?.textContent === 'Downloading smollm2, 50 %'")
+    Pulling.goes_on.set()
+    page.until("document.querySelector('#downloads').hidden")
+    page.see("document.querySelector('#model').click()")
+    page.until(f"({row % 'smollm2'})?.querySelector('button')?.textContent === 'Use'")
     page.see(f"({row % 'qwen3-8b'}).querySelector('button').click()")
     page.until(f"({row % 'qwen3-8b'}).textContent.includes('the hub can')")
     assert page.see(f"({row % 'qwen3-8b'}).querySelector('button').textContent") == "Download"
-    page.see(change % ("qwen3-8", "input", "#catalogue input"))
+    page.see("document.querySelector('#catalogue input').focus()")
+    page.write("qwen3-8")
     assert page.see("document.querySelectorAll('.catalogue li').length") == 1
     page.key("Escape")
     assert page.server.post("/ui/download", {"model": "../etc"}).status == 400
+    page.check()
+
+
+def test_repositories_of_the_hub_are_found_and_a_download_is_stopped(
+    browser: Chromium, serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def search(words: list[str], settings: object, limit: int) -> list[Match]:
+        asked.append((words, limit))
+        return [Match("somebody/Small-GGUF", 12_345, 6, "2026-10-01", gated=True)]
+
+    class Endless:
+        def __init__(self, name: str, settings: object) -> None:
+            assert name == "somebody/Small-GGUF"
+
+        async def lines(self) -> AsyncIterator[dict[str, Any]]:
+            yield {"status": "pulling", "total": 100, "completed": 25}
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(catalogue.hub, "search", search)
+    monkeypatch.setattr(catalogue, "PullJob", Endless)
+    page = Page(browser, serve())
+    page.see("document.querySelector('#model').click()")
+    page.until("document.querySelector('#catalogue').open")
+    page.write("small gguf")
+    page.key("Enter")
+    row = "document.querySelector('section[aria-label=\"On the hub\"] li')"
+    page.until(row)
+    assert asked == [(["small", "gguf"], 20)]
+    assert "12,345 downloads · changed 2026-10-01 · terms to accept on the hub" in page.see(f"{row}.textContent")
+    page.see(f"{row}.querySelector('button').click()")
+    page.until(f"{row}.querySelector('progress')?.value === 0.25")
+    page.see(f"{row}.querySelector('button').click()")
+    page.until(
+        f"{row}.querySelector('button').textContent === 'Download' && document.querySelector('#downloads').hidden"
+    )
+    assert page.server.get("/ui/models").json["downloads"] == []
     page.check()
 
 

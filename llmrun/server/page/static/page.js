@@ -8,6 +8,7 @@ import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { showCatalogue } from "./catalogue.js";
 import { byId, button, clean, h, number, recall, remember, short, size } from "./dom.js";
+import { download, downloads, summary } from "./downloads.js";
 import { save } from "./exports.js";
 import { LiveMarkdown, render } from "./markdown.js";
 import { goToEnd, place, scroller, turns } from "./scroll.js";
@@ -21,7 +22,6 @@ const FIGURES = 500; // ms between two figures of an answer that is decoded
 const TOO_LONG = "context_length_exceeded";
 const STOPPING = 2000; // ms until an answer that was stopped is not waited for any more
 const WAIT = 150; // ms between two looks for the saved answer
-const MORE = " more"; // no model's name
 const WIDE = matchMedia("(min-width: 60rem)");
 
 const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
@@ -513,23 +513,34 @@ function showContextBar(stats) {
 
 const isLoaded = (name) => state.models.some((each) => each.name === name && each.n_ctx);
 
+/** Show the models of this disk; `name` is the one to use, if it is there. */
 async function showModels(name = "") {
-  const select = byId("model");
-  const wanted = name || select.value || recall("model");
-  state.models = (await get("/ui/models")).models;
-  select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${each.n_bytes ? `, ${size(each.n_bytes)}` : ""}${each.n_ctx ? ", in memory" : ""}`)), h("option", { value: MORE }, "More models …"));
-  if (state.models.some((each) => each.name === wanted)) select.value = wanted;
-  settings.showModels(state.models.map((each) => each.name));
-  byId("send").disabled = !state.models.length;
-  if (isLoaded(select.value) && state.model !== select.value) await load();
+  const wanted = name || byId("model").value || recall("model");
+  const { models, downloads: running } = await get("/ui/models");
+  state.models = models;
+  const here = models.map((each) => each.name);
+  byId("model").value = here.find((each) => each === wanted) ?? here.find((each) => wanted && each.startsWith(`${wanted}:`)) ?? here[0] ?? "";
+  byId("model-name").textContent = clean(byId("model").value || "Choose a model");
+  settings.showModels(here);
+  byId("send").disabled = !models.length;
+  for (const each of running) if (!downloads.has(each)) download(each);
+  if (isLoaded(byId("model").value) && state.model !== byId("model").value) await load();
 }
+
+/** Use a model from now on. */
+const useModel = (name) =>
+  guarded(async () => {
+    await showModels(name);
+    remember("model", byId("model").value);
+    await load();
+    await showModels();
+    if (!state.chat.entries.length) draw();
+  });
 
 async function showPresets() {
   const { presets } = await get("/ui/presets");
   settings.showPresets(presets, (name) => {
-    if (name === byId("model").value || !state.models.some((each) => each.name === name)) return;
-    byId("model").value = name;
-    byId("model").dispatchEvent(new Event("change"));
+    if (name !== byId("model").value && state.models.some((each) => each.name === name)) useModel(name);
   });
 }
 
@@ -550,21 +561,18 @@ async function load() {
   }
 }
 
-/** Show the models that can be downloaded; the chosen one stays chosen until another one is. */
-function openCatalogue() {
-  const select = byId("model");
-  select.value = state.models.some((each) => each.name === state.model) ? state.model : (state.models[0]?.name ?? MORE);
-  guarded(() =>
-    showCatalogue((name) =>
-      guarded(async () => {
-        remember("model", name);
-        await showModels(name);
-        await load();
-        await showModels(name);
-        if (!state.chat.entries.length) draw();
-      }),
-    ),
-  );
+const openCatalogue = () => guarded(() => showCatalogue(state.models, byId("model").value, useModel));
+
+/** Show how far downloads are, also while the dialog is closed. */
+function showDownload({ detail }) {
+  const words = summary();
+  byId("downloads").hidden = !words;
+  byId("downloads").textContent = words;
+  const { isDone, error } = downloads.get(detail) ?? {};
+  if (error && !byId("catalogue").open) complain({ message: error });
+  if (!isDone) return;
+  say(`${clean(detail)} is here`);
+  guarded(async () => (await showModels(), state.chat.entries.length || draw()));
 }
 
 // ---- keys and buttons ----
@@ -602,11 +610,8 @@ function listen() {
   byId("new").addEventListener("click", () => (openNew(), WIDE.matches || toggle("chats", false)));
   byId("stop").addEventListener("click", () => (running()?.stop(), field.focus()));
   byId("form").addEventListener("submit", (event) => (event.preventDefault(), ask(field.value)));
-  byId("model").addEventListener("change", () => {
-    if (byId("model").value === MORE) return void openCatalogue();
-    remember("model", byId("model").value);
-    guarded(async () => (await load(), await showModels()));
-  });
+  for (const id of ["model", "downloads"]) byId(id).addEventListener("click", openCatalogue);
+  document.addEventListener("download", showDownload);
   byId("toggle-tokens").addEventListener("click", () => {
     state.tokens = !state.tokens;
     remember("tokens", state.tokens ? "on" : "");
