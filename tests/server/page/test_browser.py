@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.chromium import Chromium
-from support.page import IDLE, LAST, Page
+from support.page import ACTIVE, IDLE, LAST, Page
 from support.served import LiveServer
 from support.tiny_projector import png, tone, wav
 
@@ -193,6 +193,10 @@ def test_chats_are_named_searched_renamed_and_deleted(browser: Chromium, serve: 
     page.until("title.textContent === 'Bakery'")
     page.see(f"{row}.querySelector('[title=Delete]').click()")
     assert "Bakery" in page.see(f"{row}.textContent")
+    page.key("Escape")
+    assert page.see(f"{row}.querySelector('.open').textContent") == "Bakery", "it takes the question back"
+    assert page.see(f"{ACTIVE}.textContent") == "Bakery"
+    page.see(f"{row}.querySelector('[title=Delete]').click()")
     page.see(f"{row}.querySelector('.bad').click()")
     page.until("document.querySelectorAll('#chat-list li').length === 1 && title.textContent === 'New chat'")
     assert [each["title"] for each in page.server.get("/ui/chats").json["chats"]] == [title]
@@ -425,6 +429,18 @@ def test_passages_stand_below_their_question(
     page.check()
 
 
+def test_the_empty_chat_names_the_model_and_has_examples(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    assert page.see("document.querySelector('.empty h2').textContent") == "Ask tiny"
+    assert "kB · " in page.see("document.querySelector('.empty').textContent")
+    page.see("document.querySelector('.example').click()")
+    assert "rainbow" in page.see("document.querySelector('#question').value")
+    assert page.see(f"{ACTIVE}.id") == "question"
+    page.key("Enter")
+    page.until(f"{IDLE} && document.querySelector('.answer .author')?.textContent.startsWith('tiny')")
+    page.check()
+
+
 def test_the_empty_chat_says_that_none_can_be_saved(
     browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
@@ -437,7 +453,7 @@ def test_the_empty_chat_says_that_none_can_be_saved(
     assert page.see("document.querySelector('.empty').textContent").startswith("No chat can be saved or shown: can't ")
     folder.unlink()
     page.browser.ask("Page.reload")
-    page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask something.')")
+    page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask tiny')")
 
 
 def test_figures_can_be_switched_off_and_stay_so(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
@@ -494,6 +510,7 @@ def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Ca
     page.write("Go on for ever")
     page.key("Enter")
     page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    assert page.see("document.documentElement.scrollHeight") == page.see("innerHeight"), "only the conversation scrolls"
     shown = "[...document.querySelectorAll('%s')].filter(e => e.checkVisibility({ visibilityProperty: true }))"
     assert page.see(f"{shown % 'article button'}.length") == 0, "what can't be done now is not offered"
     assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats .open):disabled').length") == 2

@@ -29,7 +29,7 @@ export async function showCatalogue(here, chosen, use) {
     list.replaceChildren(
       ...[
         group("On this disk", installed),
-        group("Recommended for this machine", rest.filter(({ purpose }) => purpose)),
+        group("Recommended for this machine", rest.filter(({ purpose }) => purpose).sort((one, other) => one.n_bytes - other.n_bytes)),
         group("Also fits", rest.filter(({ fits, purpose }) => fits && !purpose)),
         large.length > 0 && h("details", { open: Boolean(search.value) }, h("summary", {}, `Too large for this machine: ${number(large.length)}`), rows(large)),
         hub.words === search.value.trim() && group("On the hub", hub.models, " · without the size: the quant that fits is taken"),

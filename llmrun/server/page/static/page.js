@@ -7,7 +7,7 @@ import { ChatList } from "./chats.js";
 import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { showCatalogue } from "./catalogue.js";
-import { byId, button, clean, h, number, recall, remember, short, size } from "./dom.js";
+import { byId, button, clean, h, icon, iconButton, number, recall, remember, short, size } from "./dom.js";
 import { download, downloads, summary } from "./downloads.js";
 import { save } from "./exports.js";
 import { LiveMarkdown, render } from "./markdown.js";
@@ -23,6 +23,13 @@ const TOO_LONG = "context_length_exceeded";
 const STOPPING = 2000; // ms until an answer that was stopped is not waited for any more
 const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
+const WIDEST = matchMedia("(min-width: 100rem)"); // has room for the settings beside a conversation
+const EXAMPLES = [
+  ["Explain", "Explain how a rainbow forms, so that a ten-year-old understands it."],
+  ["Write", "Write a short, friendly letter that moves an appointment to next week."],
+  ["Compare", "Compare trains and planes for a trip of 600 km. Make a table."],
+  ["Program", "Write a Python function that finds the duplicate files in a folder."],
+];
 
 const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
 const field = byId("question");
@@ -39,7 +46,7 @@ const running = () => runningIn(state.chat);
 const say = (text) => (byId("status").textContent = text);
 
 function complain(error) {
-  byId("problem").replaceChildren(h("span", {}, clean(error.message)), button("×", () => complain(null), { "aria-label": "Dismiss" }));
+  byId("problem").replaceChildren(h("span", {}, clean(error.message)), iconButton("close", "Dismiss", () => complain(null)));
 }
 
 /** Do something, and show why it failed. */
@@ -92,11 +99,28 @@ function draw() {
   state.drawn = new Map(drawn.map((each) => [each.id, each]));
   if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
   else state.columns = null;
-  const code = (command) => h("code", {}, command);
-  const empty = h("p", { class: "empty" }, state.unsaved ? `No chat can be saved or shown: ${clean(state.unsaved)}` : state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. ", button("Choose one to download", openCatalogue, { class: "main" })]);
   const live = running();
   if (live) place([...drawn.slice(0, 1 + entries.findIndex(({ id }) => id === live.question)).map((each) => each.element), live.element]);
-  else place(drawn.length ? drawn.map((each) => each.element) : [empty]);
+  else place(drawn.length ? drawn.map((each) => each.element) : [emptyElement()]);
+}
+
+/** Return what a chat without turns shows: which model answers, and examples of what it may be asked. */
+function emptyElement() {
+  const code = (command) => h("code", {}, command);
+  if (state.unsaved) return h("div", { class: "empty" }, h("p", {}, `No chat can be saved or shown: ${clean(state.unsaved)}`));
+  const model = state.models.find(({ name }) => name === byId("model").value);
+  if (!model) return h("div", { class: "empty" }, icon("mark"), h("h2", {}, "Choose a model first"), h("p", {}, "There is no model on this disk yet. The list shows which ones this machine runs well."), button("Choose a model", openCatalogue, { class: "main" }));
+  const facts = [model.n_bytes && size(model.n_bytes), model.n_ctx ? `in memory, context of ${number(model.n_ctx)} tokens` : "loaded with the first question"];
+  const example = ([title, text]) => h("button", { type: "button", class: "example", click: () => ((field.value = text), field.focus()) }, h("b", {}, title), h("span", {}, text));
+  return h(
+    "div",
+    { class: "empty" },
+    icon("mark"),
+    h("h2", {}, `Ask ${clean(model.name)}`),
+    h("p", {}, facts.filter(Boolean).join(" · ")),
+    h("div", { class: "examples" }, EXAMPLES.map(example)),
+    h("p", { class: "hint" }, "Files can be dropped anywhere on this page. Chats stay on this machine, where ", code("llmrun sessions"), " finds them."),
+  );
 }
 
 function entryElement(entry, question, isLast) {
@@ -258,7 +282,7 @@ function showQueue() {
       field.value ||= each.text;
       field.focus();
     };
-    return h("li", {}, `Next: ${clean(each.text)} `, button("×", takeBack, { "aria-label": `Take back ${clean(each.text)}` }));
+    return h("li", {}, `Next: ${clean(each.text)} `, iconButton("close", `Take back ${clean(each.text)}`, takeBack));
   };
   byId("queued").replaceChildren(...queued.map(row));
 }
@@ -390,7 +414,9 @@ class LiveAnswer {
     this.computed = 0; // tokens of the prompt
     this.parts = answerParts(this.body.model);
     this.element = this.parts.element;
-    this.waiting = h("p", { class: "hint waiting" }, "…");
+    this.prefill = h("progress", { max: 1, "aria-label": "Prompt computed", hidden: true });
+    this.told = h("span", {}, "…");
+    this.waiting = h("p", { class: "hint waiting" }, this.told, this.prefill);
     this.parts.below.append(this.waiting);
     this.text = new LiveMarkdown(this.parts.text);
     this.beginText(kept, begins);
@@ -428,6 +454,7 @@ class LiveAnswer {
       say("Answering");
     } else if (name === "prefill") {
       this.computed = data.computed_tokens;
+      Object.assign(this.prefill, { hidden: false, value: this.computed / Math.max(this.prompt.prompt_tokens - this.prompt.cached_tokens, 1) });
     } else if (name === "reasoning") {
       this.count();
       this.parts.folded.hidden = false;
@@ -475,7 +502,7 @@ class LiveAnswer {
       const rate = this.pieces > 1 && this.last > this.first ? ` · decode ~${short(((this.pieces - 1) * 1000) / (this.last - this.first))} tokens/s` : "";
       text = `first text after ${short((this.first - this.began) / 1000)} s · ${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused${rate}`;
     }
-    this.waiting.textContent = text;
+    this.told.textContent = text;
     if (isShown(this.chat)) byId("speed").textContent = text;
     this.shown = performance.now();
   }
@@ -491,7 +518,8 @@ class LiveAnswer {
 function showBusy() {
   const live = running();
   byId("stop").hidden = !live;
-  byId("send").textContent = live ? "Queue" : "Send";
+  byId("send-words").textContent = live ? "Queue" : "Send";
+  byId("send").title = live ? "Ask this after the answer (Enter)" : "Send (Enter)";
   byId("undo").disabled = Boolean(live) || !state.chat?.entries.length;
   byId("go").disabled = Boolean(live) || !state.chat?.id;
   markCurrent();
@@ -579,6 +607,7 @@ function showDownload({ detail }) {
 
 function toggle(id, isOpen = byId(id).hidden) {
   byId(id).hidden = !isOpen;
+  if (id === "settings" && WIDEST.matches) remember("settings", isOpen ? "open" : "closed");
   byId(`toggle-${id}`).ariaExpanded = String(isOpen);
   if (isOpen && !WIDE.matches) byId(id).querySelector("button, textarea")?.focus();
 }
@@ -654,6 +683,7 @@ async function begin() {
   listen();
   showTokenSwitch();
   toggle("chats", WIDE.matches);
+  if (WIDEST.matches) toggle("settings", recall("settings") !== "closed");
   const asked = new URLSearchParams(location.hash.slice(1));
   const id = Number(asked.get("chat"));
   await guarded(async () => Promise.all([showModels(), listChats().catch(() => {}), showPresets()])); // the empty chat says why
