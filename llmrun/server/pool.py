@@ -282,6 +282,7 @@ class Pool:
         self._failure: LlmrunError | None = None  # of the last one that could not be loaded
         self._warmed = asyncio.Event()  # all of these were tried
         self._models: dict[ModelIdentity, PooledModel] = {}
+        self.windows: dict[ModelIdentity, int] = {}  # context windows that the user chose on the page
         self._identities: dict[str, ModelIdentity] = {}  # by the name in requests
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -443,6 +444,20 @@ class Pool:
             pooled.starting = asyncio.ensure_future(self._start(pooled))
             pooled.starting.add_done_callback(lambda task: self._started(pooled, task))
         return await asyncio.shield(pooled.starting)
+
+    async def set_window(self, pooled: PooledModel, n_ctx: int) -> None:
+        """Let a leased model have another context window, 0: the server's choice; it is loaded again when it is needed.
+
+        Raises:
+            UsageError: it answers other requests.
+        """
+        identity = pooled.located.identity
+        if n_ctx == self.windows.get(identity, 0):
+            return
+        if pooled.users > 1:
+            raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
+        self.windows[identity] = n_ctx
+        await self._close(pooled)
 
     def _started(self, pooled: PooledModel, task: asyncio.Task[EngineConnection]) -> None:
         if not task.cancelled():

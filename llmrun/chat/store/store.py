@@ -110,12 +110,13 @@ class Sessions:
             raise self._no_such("")
         return facts[0]
 
-    def new(self, name: str = "", *, system: str = "") -> SavedChat:
+    def new(self, name: str = "", *, system: str = "", documents: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
 
         Args:
             name: made of the first question by default.
             system: prompt.
+            documents: folder, see SavedChat.set_documents().
 
         Raises:
             UsageError: the name is invalid or taken.
@@ -123,7 +124,7 @@ class Sessions:
         if name:
             name = rows.checked_name(name)
             self._refuse_taken(name)
-        return SavedChat(self._database, self._locks, self._clock, name=name, system=system)
+        return SavedChat(self._database, self._locks, self._clock, name=name, system=system, documents=documents)
 
     def open(self, which: str = "") -> SavedChat:
         """Open a chat to continue it. If its `open_elsewhere` is set, another process has it; copy() still works.

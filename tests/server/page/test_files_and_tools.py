@@ -186,6 +186,16 @@ def test_a_tool_that_is_always_allowed_asks_once(serve: Serve, tools: PageTools)
     assert len(asked) == 1
 
 
+def test_a_tool_that_was_left_out_is_not_offered(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(f"{TOOLS}def moon(city: str) -> str:\n    return f'full in {{city}}'\n")
+    with Toolbox((str(tmp_path / "tools.py"),), 60) as box:
+        server = serve("calling", tools=PageTools(box, ("weather", "moon")))
+        assert server.post("/ui/load", {"model": ""}).json["tools"] == ["weather", "moon"]
+        chat = ask(server, '{"city": "Rome"}')
+        answer(server, chat, tools=True, without_tools=["weather"])
+        assert texts(read(server, chat))[1] == "I heard: full in Rome"
+
+
 def test_a_client_that_leaves_at_the_question_runs_no_tool(serve: Serve, tools: PageTools) -> None:
     server = serve("calling", tools=tools)
     chat = ask(server, '{"city": "Rome"}')

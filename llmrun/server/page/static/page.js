@@ -35,7 +35,15 @@ const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on
 const field = byId("question");
 const attached = new Attachments(byId("attached"), (kind) => (state.model === byId("model").value && !state.modalities.includes(kind) ? state.model : null), complain);
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
-const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
+const settings = new Settings(
+  byId("settings"),
+  {
+    system: (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))),
+    window: (tokens) => guarded(async () => (await load(tokens), await showModels())),
+    folder: readFolder,
+  },
+  exporters,
+);
 
 /** Return the answer that is on its way in a chat. */
 const runningIn = (chat) => state.running.get(chat?.id) ?? null;
@@ -75,6 +83,7 @@ function show(chat) {
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
+  settings.showFolder(chat.documents ?? "");
   for (const each of exporters.children) each.disabled = !chat.id;
   byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
@@ -247,7 +256,7 @@ async function ask(text, beside = null) {
     if (!beside) clearQuestion(text);
     goToEnd();
     show(saved);
-    (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
+    (Number(settings.answers.value) > 1 ? compare : answer)(lastOf(saved).id);
   } finally {
     state.isAsking = false;
   }
@@ -259,7 +268,7 @@ function clearQuestion(text) {
 }
 
 async function postQuestion(chat, text, beside, files) {
-  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...files };
+  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, documents: settings.documents.value.trim(), ...files };
   const saved = await guarded(() => post("/ui/ask", body));
   listChats();
   return saved;
@@ -287,7 +296,21 @@ function showQueue() {
   byId("queued").replaceChildren(...queued.map(row));
 }
 
-/** Answer a question twice at the same time, in columns. */
+/** Let passages of a folder's documents go along with the questions of this chat; `tell` shows how far it is read. */
+async function readFolder(folder, tell) {
+  const { chat } = state;
+  const isDone = await guarded(async () => {
+    for await (const line of lines("/ui/folder", { chat: chat.id, folder })) {
+      if (line.error) throw new Error(line.error);
+      if (isShown(chat)) tell(line);
+    }
+    chat.documents = folder;
+    return true;
+  });
+  if (!isDone && isShown(chat)) settings.showFolder(chat.documents ?? "");
+}
+
+/** Answer a question several times at once, in columns. */
 async function compare(question) {
   const values = { model: byId("model").value, ...settings.values };
   const goOn = (id) => {
@@ -295,16 +318,16 @@ async function compare(question) {
     state.columns = null;
     guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
   };
-  const sides = [values, settings.secondValues(values)].map((side) => ({ ...side, tools: false }));
+  const sides = settings.sides(values).map((side) => ({ ...side, tools: false }));
   const { chat } = state;
   const live = Object.assign(new Comparison(chat.id, question, sides, goOn), { queued: [] });
   const known = knownIds(chat);
   state.running.set(chat.id, live);
   draw();
   showBusy();
-  say("Answering twice");
+  say(`Answering ${sides.length} times`);
   await guarded(() => live.run());
-  say("Both answers have ended");
+  say("All answers have ended");
   let ended = null;
   await guarded(async () => {
     ended = await whenSaved(chat.id);
@@ -552,7 +575,11 @@ async function showModels(name = "") {
   settings.showModels(here);
   byId("send").disabled = !models.length;
   for (const each of running) if (!downloads.has(each)) download(each);
-  if (isLoaded(byId("model").value) && state.model !== byId("model").value) await load();
+  const chosen = byId("model").value;
+  const isNew = state.applied !== chosen;
+  state.applied = chosen;
+  if (isLoaded(chosen) && state.model !== chosen) await load();
+  else if (chosen && isNew) settings.showModel(await post("/ui/applies", { model: chosen }));
 }
 
 /** Use a model from now on. */
@@ -572,14 +599,14 @@ async function showPresets() {
   });
 }
 
-/** Load the chosen model, and show what it would use. */
-async function load() {
+/** Load the chosen model, if given with another context window, and show what it would use. */
+async function load(ctx) {
   const name = byId("model").value;
   const began = performance.now();
   const told = byId("loading");
   const clock = setInterval(() => (told.textContent = `loading … ${number((performance.now() - began) / 1000)} s`), 500);
   try {
-    const loaded = await post("/ui/load", { model: name });
+    const loaded = await post("/ui/load", { model: name, ctx });
     settings.showModel(loaded);
     Object.assign(state, { model: name, modalities: loaded.modalities });
     attached.show();
