@@ -174,13 +174,8 @@ class Model:
         Raises:
             UsageError: a value is out of its bounds.
         """
-        return resolve_sampling(
-            ("session", session or {}),
-            ("flag", flags or {}),
-            ("Modelfile", self.spec.modelfile.sampling),
-            ("model", self.header.recommended_sampling),
-            ("catalogue", self.spec.sampling),
-        )
+        own = self.spec.sampling_layers(self.header.recommended_sampling)
+        return resolve_sampling(("session", session or {}), ("flag", flags or {}), *own)
 
     def start(self, engine: client.EngineClient, on_progress: Callable[[float], None] = lambda fraction: None) -> None:
         """Load the model into an engine.

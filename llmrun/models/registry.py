@@ -81,6 +81,14 @@ class ModelSpec:
         """Whether the name is the path of a file, which may mean another file in another folder."""
         return self.path is not None and not self.program
 
+    def sampling_layers(self, recommended: Mapping[str, Any]) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+        """Return what a model itself says of sampling, see resolve_sampling().
+
+        Args:
+            recommended: in its file.
+        """
+        return ("Modelfile", self.modelfile.sampling), ("model", recommended), ("catalogue", self.sampling)
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:

@@ -7,10 +7,10 @@ A model that is not on this disk is estimated from its file size and number of p
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import makes_embeddings
@@ -156,6 +156,16 @@ def active_share(parameters: str) -> float:
     """Return the share of the weights that one token reads: 0.1 of "30B, 3B active", 1 of "8B"."""
     counts = stated_parameters(parameters)
     return counts[-1] / counts[0] if counts[0] else 1.0
+
+
+def rank(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what a model is sorted by: whether it fits, is one for answers, is on this disk, and its size.
+
+    Args:
+        facts: as in `llmrun list --all --json`.
+    """
+    fit = 2 if facts["fits"] is False else 1 if facts["fits_now"] is False else 0
+    return fit, facts["kind"] != "chat", not facts["installed"], -stated_parameters(facts["parameters"])[0]
 
 
 def propose(entries: Collection[CatalogueEntry], estimates: Estimates) -> list[Proposal]:

@@ -135,7 +135,8 @@ def spelled(values: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, value in values.items():
         row = REQUEST_FIELDS.get(name) or PARAMETERS.get(name)
-        flag = row.flag if row is not None else SETTINGS[name].option if name in SETTINGS else f"--{name}"
+        flag = row.flag if row is not None else SETTINGS[name].option if name in SETTINGS else ""
+        flag = flag or f"--{name}"
         switched_on, _, switched_off = flag.partition("/")
         is_off = bool(switched_off) and value is False
         found[switched_off if is_off else switched_on] = is_off or value

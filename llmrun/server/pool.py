@@ -22,6 +22,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, OutOfMemoryError, UsageError
+from llmrun.gguf.header import Header
 from llmrun.model import Model
 from llmrun.models.location import ModelLocation, locate, not_on_disk
 from llmrun.models.store.use import using
@@ -39,7 +40,7 @@ from llmrun.protocol.messages import (
     given_values,
     with_defaults,
 )
-from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams
+from llmrun.protocol.params import PARAMETERS, Limits, SamplingParams, resolve_sampling
 from llmrun.protocol.questions import COMPARE, STATUS, EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.connection import EngineConnection
@@ -275,6 +276,7 @@ class Pool:
         self._failure: LlmrunError | None = None  # of the last one that could not be loaded
         self._warmed = asyncio.Event()  # all of these were tried
         self._models: dict[ModelIdentity, PooledModel] = {}
+        self.windows: dict[ModelIdentity, int] = {}  # context windows that the user chose on the page
         self._identities: dict[str, ModelIdentity] = {}  # by the name in requests
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -396,13 +398,19 @@ class Pool:
         return pooled.located.spec.modelfile.complete(completed(request, defaults))
 
     def sampling(
-        self, pooled: PooledModel, name: str, given: Mapping[str, Any]
+        self, pooled: PooledModel, name: str, given: Mapping[str, Any], header: Header | None = None
     ) -> tuple[SamplingParams, dict[str, str]]:
-        """Return the sampling parameters of requests that set some of them, and each one's origin, FLAG for these."""
+        """Return the sampling parameters of requests that set some of them, and each one's origin, FLAG for these.
+
+        Args:
+            header: of the model's file, unless it is loaded.
+        """
         defaults = self._defaults(self._given_name(name)).items()
         left_open = {field: each for field, each in defaults if field in PARAMETERS}
         found = resolved(layer(FLAG, given), yielding(left_open, spelled(given)))
-        params, origins = pooled.loaded_model.sampling(values_of(found))
+        header = header or pooled.loaded_model.header
+        own = pooled.located.spec.sampling_layers(header.recommended_sampling)
+        params, origins = resolve_sampling((FLAG, values_of(found)), *own)
         return params, {**origins, **origins_of(found)}
 
     def _given_name(self, name: str) -> str:
@@ -443,6 +451,20 @@ class Pool:
             pooled.starting = asyncio.ensure_future(self._start(pooled))
             pooled.starting.add_done_callback(lambda task: self._started(pooled, task))
         return await asyncio.shield(pooled.starting)
+
+    async def set_window(self, pooled: PooledModel, n_ctx: int) -> None:
+        """Let a leased model have another context window, 0: the server's choice; it is loaded again when it is needed.
+
+        Raises:
+            UsageError: it answers other requests.
+        """
+        identity = pooled.located.identity
+        if n_ctx == self.windows.get(identity, 0):
+            return
+        if pooled.users > 1:
+            raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
+        self.windows[identity] = n_ctx
+        await self._close(pooled)
 
     def _started(self, pooled: PooledModel, task: asyncio.Task[EngineConnection]) -> None:
         if not task.cancelled():

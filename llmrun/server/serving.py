@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,12 @@ class Serving:
     def _prepare(self, located: ModelLocation, path: Path, promised: int) -> Model:
         options = self._options
         is_first = bool(options.names) and locate(options.names[0], self._settings).identity == located.identity
+        preferences = options.preferences.completed(options.defaults(located.spec.name))
+        window = self._pool.windows.get(located.identity)
         return prepare(
             located.spec,
             path,
-            options.preferences.completed(options.defaults(located.spec.name)),
+            replace(preferences, n_ctx=window) if window else preferences,
             warm_up=True,
             verbose=options.verbose,
             keeps_states=True,

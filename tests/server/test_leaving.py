@@ -55,8 +55,9 @@ OTHERS: list[tuple[str, Any]] = [
 WORK: list[tuple[str, Any]] = [*ANSWERS.items(), *JOBS.items(), *VECTORS.items(), *OTHERS]
 NO_WORK = {
     "/api/show", "/api/pull", "/api/copy", "/api/delete", "/lora-adapters", "/ui/download", "/ui/load", "/ui/search",
-    "/ui/rename", "/v1/responses/{name}/cancel", "/v1/chat/completions/{name}",
-    "/ui/delete", "/ui/ask", "/ui/documents", "/ui/go", "/ui/undo", "/ui/system", "/ui/stop", "/ui/decide", "/ui/speed",
+    "/ui/download/stop", "/ui/hub", "/ui/rename", "/v1/responses/{name}/cancel", "/v1/chat/completions/{name}",
+    "/ui/applies", "/ui/folder", "/ui/delete", "/ui/ask", "/ui/documents", "/ui/go", "/ui/undo", "/ui/system",
+    "/ui/stop", "/ui/decide", "/ui/speed",
 }  # fmt: skip
 """Routes that ask no loaded model: files, downloads, saved chats, what is kept in memory; /ui/speed has its own."""
 

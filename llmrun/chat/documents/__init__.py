@@ -1,12 +1,11 @@
 """The text of documents that are not plain text: PDFs, Word documents and web pages.
 
-Documents are untrusted, and a parser can be made to run for ever or to fill the memory: a process of its own reads
-each, within limits. What it is, and the readers, are in the modules below; none of them is imported here.
+Documents are untrusted, and a parser can be made to run for ever or to fill the memory: another process reads each,
+within limits. What it is, and the readers, are in the modules below; none of the readers is imported here.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from llmrun.chat.documents.process import read_elsewhere
 from llmrun.chat.documents.reader import MAX_SECONDS
 from llmrun.chat.documents.text import DocumentText
 from llmrun.errors import UsageError
@@ -24,8 +24,6 @@ Kind = Literal["pdf", "word", "html", "mhtml"]
 MAX_DOCUMENT_BYTES = 64 << 20
 """Most of a document are fonts and pictures."""
 _TOO_LONG = f"reading its text takes more than {MAX_SECONDS} seconds"
-_ROOT = os.path.abspath(os.sep)  # noqa: PTH100 - nothing in the user's folder may shadow a module
-_COMMAND = (sys.executable, "-c", "import sys; from llmrun.chat.documents.reader import main; main(sys.argv[1])")
 _READERS_VERSION = 1  # of the readers here: what could not be read is tried again with another one
 _PACKAGES = ("pypdf", "cryptography", "beautifulsoup4", "markdownify")
 _BEGINNING = 4096  # bytes
@@ -91,16 +89,14 @@ def read_document(data: bytes, name: str, max_bytes: int, kind: Kind) -> Documen
     def refused(why: str, hint: str = "", *, is_lasting: bool = True) -> DocumentError:
         return DocumentError(f"{name!r} can't be attached", why=why, hint=hint, is_lasting=is_lasting)
 
-    seconds = MAX_SECONDS if sys.platform == "win32" else None  # the process limits itself elsewhere
     try:
-        read = subprocess.run((*_COMMAND, kind), input=data, capture_output=True, timeout=seconds, cwd=_ROOT)
+        status, read = read_elsewhere(kind, data, MAX_SECONDS)
+        if sys.platform != "win32" and status == -signal.SIGXCPU:
+            raise refused(_TOO_LONG)
+        answer = load_json(read)
     except subprocess.TimeoutExpired:
         raise refused(_TOO_LONG) from None
-    if sys.platform != "win32" and read.returncode == -signal.SIGXCPU:
-        raise refused(_TOO_LONG)
-    try:
-        answer = load_json(read.stdout)
-    except ValueError:
+    except (OSError, ValueError):
         raise refused("reading its text needs too much memory, or the file is damaged") from None
     if "why" in answer:
         raise refused(**answer)

@@ -91,11 +91,12 @@ class SavedChat:
         session: int | None = None,
         name: str = "",
         system: str = "",
+        documents: str = "",
     ) -> None:
         self._database, self._connection = database, database.connection
         self._locks, self._clock = locks, clock
         self.id = session
-        self.name, self.system, self.branch = name, system, rows.MAIN
+        self.name, self.system, self.branch, self.documents = name, system, rows.MAIN, documents
         self.open_elsewhere = self.is_detached = False
         self._entries: list[TurnEntry] = []
         if session is not None:
@@ -179,6 +180,13 @@ class SavedChat:
             with self._writing():
                 self._connection.execute("UPDATE sessions SET system = ? WHERE id = ?", (system, self.id))
         self.system = system
+
+    def set_documents(self, folder: str) -> None:
+        """Let passages of a folder's documents go along with questions of the page; "" for none."""
+        if self.id is not None:
+            with self._writing():
+                self._connection.execute("UPDATE sessions SET documents = ? WHERE id = ?", (folder, self.id))
+        self.documents = folder
 
     def rename(self, name: str) -> None:
         """Rename the chat.
@@ -283,6 +291,7 @@ class SavedChat:
         assert self.id is not None
         tree = self._whole(self.id)
         self.name, self.system, self.branch, self._entries = tree.name, tree.system, tree.branch, list(tree.path())
+        self.documents = tree.documents
 
     def _whole(self, session: int) -> Tree:
         with self._database.explained():
@@ -320,7 +329,7 @@ class SavedChat:
             return self.id, self.name
         # Another chat may have taken the name meanwhile.
         name = rows.free_name(self._connection, self.name or rows.name_from(first))
-        return rows.add_session(self._connection, name, self.system, self.branch, now), name
+        return rows.add_session(self._connection, name, self.system, self.branch, now, self.documents), name
 
     def _move(self, head: int | None, entries: list[TurnEntry]) -> None:
         if self.id is not None:

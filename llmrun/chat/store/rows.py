@@ -56,6 +56,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE messages ADD COLUMN pictures TEXT NOT NULL DEFAULT ''",),
     ("ALTER TABLE messages ADD COLUMN passages TEXT NOT NULL DEFAULT ''",),
     ("DROP TABLE IF EXISTS words", "DROP TABLE marks"),  # an index for searches, which are scans now
+    ("ALTER TABLE sessions ADD COLUMN documents TEXT NOT NULL DEFAULT ''",),
 )
 
 SCHEMA = SqliteSchema(
@@ -109,11 +110,13 @@ def free_name(connection: sqlite3.Connection, name_base: str) -> str:
     return name
 
 
-def add_session(connection: sqlite3.Connection, name: str, system: str, branch: str, now: float) -> int:
+def add_session(
+    connection: sqlite3.Connection, name: str, system: str, branch: str, now: float, documents: str = ""
+) -> int:
     """Insert a chat without turns; return its id."""
     row = connection.execute(
-        "INSERT INTO sessions(name, system, branch, created, updated) VALUES(?, ?, ?, ?, ?)",
-        (_text(name), _text(system), _text(branch), now, now),
+        "INSERT INTO sessions(name, system, branch, created, updated, documents) VALUES(?, ?, ?, ?, ?, ?)",
+        (_text(name), _text(system), _text(branch), now, now, _text(documents)),
     )
     assert row.lastrowid is not None
     set_head(connection, row.lastrowid, branch, None)
@@ -163,7 +166,8 @@ def set_head(connection: sqlite3.Connection, session: int, branch: str, head: in
 
 def add_tree(connection: sqlite3.Connection, tree: Tree, name: str) -> int:
     """Insert a whole chat under new ids; return the chat's id."""
-    session = add_session(connection, free_name(connection, name), tree.system, tree.branch, tree.created)
+    name = free_name(connection, name)
+    session = add_session(connection, name, tree.system, tree.branch, tree.created, tree.documents)
     ids: dict[int, int] = {}
     for entry in tree.entries:
         part = entry.part
@@ -238,7 +242,7 @@ def read_chat(connection: sqlite3.Connection, session: int, *, only_texts: bool 
     """
     shown = f"the saved chat with the id {session}"
     try:
-        query = "SELECT name, system, created, updated, branch FROM sessions WHERE id = ?"
+        query = "SELECT name, system, created, updated, branch, documents FROM sessions WHERE id = ?"
         row = connection.execute(query, (session,)).fetchone()
         if row is None:
             raise UsageError("this saved chat is gone", why="it was removed meanwhile")
@@ -258,7 +262,8 @@ def read_chat(connection: sqlite3.Connection, session: int, *, only_texts: bool 
             _time(row[2], "its first day"),
             _time(row[3], "its last day"),
         )
-        return Tree(name, system, first, last, branch, branches, tuple(reader.entries.values()))
+        documents = _stored_text(row[5], "its folder of documents")
+        return Tree(name, system, first, last, branch, branches, tuple(reader.entries.values()), documents)
     except _DamageError as error:
         why = str(error)
     except sqlite_errors() as error:

@@ -124,12 +124,13 @@ class Sessions:
         assert first is not None, "or it was raised"
         return first
 
-    def new(self, name: str = "", *, system: str = "") -> SavedChat:
+    def new(self, name: str = "", *, system: str = "", documents: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
 
         Args:
             name: made of the first question by default.
             system: prompt.
+            documents: folder, see SavedChat.set_documents().
 
         Raises:
             UsageError: the name is invalid or taken.
@@ -137,7 +138,7 @@ class Sessions:
         if name:
             name = rows.checked_name(name)
             self._refuse_taken(name)
-        return SavedChat(self._database, self._locks, self._clock, name=name, system=system)
+        return SavedChat(self._database, self._locks, self._clock, name=name, system=system, documents=documents)
 
     def open(self, which: str = "") -> SavedChat:
         """Open a chat to continue it. If its `open_elsewhere` is set, another process has it; copy() still works.

@@ -190,6 +190,7 @@ class Tree:
     branch: str  # name of the current one
     branches: Mapping[str, int | None]  # name -> id of the last entry; None before the first turn
     entries: tuple[TurnEntry, ...]  # parents before their children
+    documents: str = ""  # folder whose passages go along with questions of the page; "" for none
 
     @property
     def last_id(self) -> int:

@@ -158,7 +158,9 @@ class PageAnswers:
         is_together = fields.flag("together") is True
         open_question = partial(self._chats.open_question, chat, question, together=is_together)
         overflow: Any = fields.choice("overflow", "roll", "middle", "summarize")
-        asked = _PageQuestion(chat, open_question, _completion(fields), overflow, fields.flag("tools") is True)
+        left_out = frozenset(fields.texts("without_tools"))
+        has_tools = fields.flag("tools") is True
+        asked = _PageQuestion(chat, open_question, _completion(fields), overflow, has_tools, left_out)
         app = partial(self._stream, asked)
         return _StreamedResponse(app if is_together else partial(self._run, app, chat))
 
@@ -203,6 +205,7 @@ class _PageQuestion(NamedTuple):
     completion: CompletionRequest
     overflow: Policy | None
     has_tools: bool
+    left_out: frozenset[str]  # names of tools that the model is not told
 
 
 class PageExchange(Exchange):
@@ -255,7 +258,9 @@ class PageExchange(Exchange):
         self._turn = turn = self._new_turn(opened, pooled)
         steps, results = turn.run(), None
         while True:
-            turn.request = replace(turn.request, tools=self._tools.offered if self._asked.has_tools else ())
+            offered = self._tools.offered if self._asked.has_tools else ()
+            tools = tuple(tool for tool in offered if tool.name not in self._asked.left_out)
+            turn.request = replace(turn.request, tools=tools)
             async with self._traffic.admitted(1, self._receive) as self._watch:
                 step = await _send(steps, results)
                 while step is not None and step[0] != "answer":

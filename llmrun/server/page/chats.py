@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +31,7 @@ from llmrun.protocol.media import FORMATS, modality_of, must_be_converted, other
 from llmrun.protocol.messages import Message
 from llmrun.server.protocols.fields import Fields
 from llmrun.storage import write_whole
+from llmrun.system import user_path
 
 _UNSAFE = re.compile(r"[^\w.() -]|^\.+")
 _LONGEST_NAME = 200  # bytes; a file system has 255, and a file being written a few more in its name
@@ -99,6 +101,9 @@ _Result = TypeVar("_Result")
 Said = list[tuple[Message, tuple[MediaFile, ...]]]
 """Messages, each with its images and audio, which are read for every request."""
 
+OnFile = Callable[[str, int, int], None]
+"""Called with a file, the number of files done, and of those to do."""
+_BY_WORDS = "words"  # folder of indexes without vectors, beside those of --docs
 _MOST_HITS = 100
 _MARKUP = re.compile(r"^\s{0,3}(?:#{1,6} |> |[-*+] |```.*)|\*\*|`", re.MULTILINE)
 _LONGEST_TITLE = 60  # characters
@@ -126,6 +131,7 @@ class PageChats:
 
     def __init__(self, state_dir: Path, index: FolderIndex | None = None) -> None:
         self._state_dir, self._index = state_dir, index
+        self._folders: dict[str, FolderIndex] = {}  # of chats, by the path; those that this server has read
         self._thread = ThreadPoolExecutor(1, "saved chats")
         self._store: Sessions | None = None
         self._answering: dict[int, OpenQuestion] = {}
@@ -184,6 +190,7 @@ class PageChats:
         after: int | None = None,
         beside: int | None = None,
         system: str = "",
+        documents: str = "",
         uploads: Uploads = NO_UPLOADS,
     ) -> dict[str, Any]:
         """Save a question in a new chat or at the end of one, and return the chat.
@@ -193,12 +200,14 @@ class PageChats:
             after: the last entry that the page shows.
             beside: an earlier question that this one replaces, on a new branch.
             system: prompt of a new chat.
+            documents: folder of a new chat, see index_folder().
             uploads: files that come with the question; an edited one keeps its own.
 
         Raises:
             UsageError: the chat is in use, or has other entries than the page shows; a file is too large.
         """
-        with _released(self._sessions.new(system=system) if chat is None else self._opened(chat)) as saved:
+        new = partial(self._sessions.new, system=system, documents=documents)
+        with _released(new() if chat is None else self._opened(chat)) as saved:
             last = saved.entries[-1].id if saved.entries else None
             if after != last:
                 raise UsageError("this chat has gone on in another window", hint="reload the page")
@@ -215,11 +224,30 @@ class PageChats:
 
     def _passages(self, text: str, saved: SavedChat, edited: TurnEntry | None) -> tuple[Passage, ...] | None:
         """Return the passages that go along with a question; None without documents."""
-        if self._index is None:
+        index = self._index
+        if saved.documents:
+            index = self._folders.get(saved.documents) or self.index_folder(saved.documents)
+        if index is None:
             return None
         before = saved.entries if edited is None else saved.entries[: saved.entries.index(edited)]
         asked = [each.part.shown for each in before if isinstance(each.part, Question)]
-        return passages_for(self._index, text, asked[-1] if asked else "", 0)
+        return passages_for(index, text, asked[-1] if asked else "", 0)
+
+    def index_folder(self, folder: str, on_progress: OnFile = lambda file, done, total: None) -> FolderIndex:
+        """Read what is new in a folder, in any thread, and return its index, which finds passages by their words.
+
+        Raises:
+            UsageError: it is not a folder, or has too many files.
+        """
+        index = FolderIndex(user_path(folder), self._state_dir / _BY_WORDS)
+        index.refresh(on_progress=on_progress)
+        self._folders[folder] = index
+        return index
+
+    def set_documents(self, chat: int, folder: str) -> None:
+        """Change the folder of a chat's documents, "" for none."""
+        with _released(self._opened(chat)) as saved:
+            saved.set_documents(folder)
 
     def _question(self, text: str, uploads: Uploads, passages: tuple[Passage, ...]) -> Question:
         """Return a question with its files; images and audio are written into a folder of the store."""
@@ -406,6 +434,7 @@ def _conversation(tree: Tree) -> dict[str, Any]:
         "name": tree.name,
         "title": _title(tree.name, first),
         "system": tree.system,
+        "documents": tree.documents,
         "branch": tree.branch,
         "entries": entries,
     }

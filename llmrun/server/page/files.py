@@ -28,6 +28,7 @@ MEDIA_TYPES = {
     "compare.js": _SCRIPT,
     "context.js": _SCRIPT,
     "dom.js": _SCRIPT,
+    "downloads.js": _SCRIPT,
     "exports.js": _SCRIPT,
     "formulas.js": _SCRIPT,
     "highlight.js": _SCRIPT,

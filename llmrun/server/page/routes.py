@@ -6,32 +6,39 @@ Owns who may use them; must not know how chats are saved. The guard has let a re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from llmrun.chat.attachments import text_of
 from llmrun.chat.passages import FolderIndex
 from llmrun.errors import UsageError
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
+from llmrun.planning.preferences import CONTEXT_BOUNDS
 from llmrun.protocol.codec import as_dict
 from llmrun.protocol.params import PARAMETERS
+from llmrun.server.answer import NDJSON
 from llmrun.server.exchange import ServerState
 from llmrun.server.http import RouteNotFoundError
+from llmrun.server.manage_routes import as_ndjson
 from llmrun.server.model_routes import ModelCatalog
-from llmrun.server.page import catalogue
 from llmrun.server.page.answering import PageAnswers
+from llmrun.server.page.catalogue import CatalogueRoutes
 from llmrun.server.page.chats import PageChats, read_upload, read_uploads
 from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import Explain, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.tools import PageTools
+from llmrun.server.pool import PooledModel
 
 _LONGEST_SEARCH = 500  # characters
+_PROGRESS_SECONDS = 0.2
 _LONGEST_TEXT = 1 << 20  # characters of a question
 
 
@@ -62,6 +69,7 @@ class PageRoutes:
         self._tools = tools or PageTools(None)
         self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain)
+        self._catalogue = CatalogueRoutes()
         self._read_presets = presets
 
     @property
@@ -73,6 +81,8 @@ class PageRoutes:
             Route("/ui/files/{name:path}", self._file, methods=get),
             Route("/ui/models", own(self._models), methods=get),
             Route("/ui/load", own(self._load), methods=post),
+            Route("/ui/applies", own(self._applies), methods=post),
+            Route("/ui/folder", own(self._folder), methods=post),
             Route("/ui/presets", own(self._presets), methods=get),
             Route("/ui/chats", own(self._list), methods=get),
             Route("/ui/chats/{chat:int}", own(self._read), methods=get),
@@ -89,13 +99,14 @@ class PageRoutes:
             Route("/ui/undo", own(self._undo), methods=post),
             Route("/ui/system", own(self._system), methods=post),
             *self._answering.routes,
-            *catalogue.ROUTES,
+            *self._catalogue.routes,
             *self._insights.routes,
         ]
 
     async def close(self) -> None:
-        """End all answers, and close the saved chats."""
+        """End all answers and downloads, and close the saved chats."""
         await self._answering.close()
+        await self._catalogue.close()
         await self._chats.close()
 
     # ---- files ----
@@ -122,7 +133,7 @@ class PageRoutes:
         return JSONResponse({"presets": await asyncio.to_thread(self._read_presets)})
 
     async def _models(self, request: Request) -> Response:
-        """Return the models of this disk, those in memory with their context window."""
+        """Return the models of this disk, those in memory with their context window, and those being downloaded."""
         described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
         loaded = {pooled.name: pooled.loaded_model.n_ctx for pooled in self._pool.models if pooled.is_loaded}
         names = dict.fromkeys((*self._pool.names, *self._pool.adapters.names, *described))
@@ -134,27 +145,75 @@ class PageRoutes:
             }
             for name in names
         ]
-        return JSONResponse({"models": models})
+        return JSONResponse({"models": models, "downloads": self._catalogue.running})
 
     async def _load(self, request: Request) -> Response:
-        """Load a model, and return its context window and the sampling parameters it would use."""
+        """Load a model, and return what applies to it: {"model", "ctx"}.
+
+        "ctx" is its context window from now on, 0 for the server's choice.
+        """
         fields = await read_fields(request)
-        name = fields.text("model") or ""
+        name, n_ctx = fields.text("model") or "", fields.whole("ctx", 0, CONTEXT_BOUNDS[1])
+        if n_ctx is not None:
+            async with self._pool.lease(name) as pooled:
+                await self._pool.set_window(pooled, n_ctx)
         async with self._state.engine(name, request.receive) as (_, pooled):
             model = pooled.loaded_model
-            sampling, origins = self._pool.sampling(pooled, name or pooled.name, self._state.sampling)
-            values = as_dict(sampling)
-            shown = [name for name, row in PARAMETERS.items() if row.label and values[name] is not None]
-            return JSONResponse(
-                {
-                    "model": pooled.name,
-                    "n_ctx": model.n_ctx,
-                    "thinks": model.thinks,
-                    "modalities": sorted(model.modalities),
-                    "tools": [tool.name for tool in self._tools.offered],
-                    "sampling": {name: {"value": values[name], "origin": origins[name]} for name in shown},
-                }
-            )
+            loaded = {"n_ctx": model.n_ctx, "thinks": model.thinks, "modalities": sorted(model.modalities)}
+            return JSONResponse({**self._values(name, pooled, model.header), **loaded})
+
+    async def _applies(self, request: Request) -> Response:
+        """Return what applies to a model as far as it is known before it is loaded: {"model"}."""
+        name = (await read_fields(request)).text("model") or ""
+        async with self._pool.lease(name) as pooled:
+            header = await asyncio.to_thread(read_header, pooled.path)
+            known = {"n_ctx": self._pool.n_ctx(pooled.name), "thinks": True, "modalities": []}
+            return JSONResponse({**self._values(name, pooled, header), **known})
+
+    def _values(self, name: str, pooled: PooledModel, header: Header) -> dict[str, Any]:
+        """Return the settings of a model, each sampling parameter with its origin."""
+        sampling, origins = self._pool.sampling(pooled, name or pooled.name, self._state.sampling, header)
+        values = as_dict(sampling)
+        shown = [key for key, row in PARAMETERS.items() if row.label and values[key] is not None]
+        return {
+            "model": pooled.name,
+            "ctx": self._pool.windows.get(pooled.located.identity, 0),
+            "n_ctx_train": header.n_ctx_train,
+            "tools": [tool.name for tool in self._tools.offered],
+            "sampling": {key: {"value": values[key], "origin": origins[key]} for key in shown},
+        }
+
+    async def _folder(self, request: Request) -> Response:
+        """Let passages of a folder's documents go along with a chat's questions: {"chat", "folder"}; "" for none.
+
+        Return lines of progress, {"file", "done", "total"}; the last one has the numbers of files and passages, or an
+        error.
+        """
+        fields = await read_fields(request)
+        lines = self._indexing(read_id(fields, "chat"), (fields.text("folder") or "").strip())
+        return StreamingResponse(as_ndjson(lines), media_type=NDJSON)
+
+    async def _indexing(self, chat: int | None, folder: str) -> AsyncIterator[dict[str, Any]]:
+        """Index a folder, and set it as a chat's; a new chat gets it with its first question."""
+        loop, files = asyncio.get_running_loop(), asyncio.Queue[tuple[str, int, int]]()
+        state: dict[str, Any] = {}
+        if folder:
+
+            def tell(*file: Any) -> None:
+                loop.call_soon_threadsafe(files.put_nowait, file)
+
+            working = asyncio.ensure_future(asyncio.to_thread(self._chats.index_folder, folder, tell))
+            while not working.done():
+                await asyncio.wait((working,), timeout=_PROGRESS_SECONDS)
+                while files.qsize() > 1:
+                    files.get_nowait()
+                if not files.empty():
+                    file, done, total = files.get_nowait()
+                    yield {"file": file, "done": done, "total": total}
+            state = working.result().state._asdict()
+        if chat is not None:
+            await self._chats.run(partial(self._chats.set_documents, chat, folder))
+        yield {"folder": folder, **state}
 
     # ---- chats ----
 
@@ -191,15 +250,18 @@ class PageRoutes:
         return PlainTextResponse(text, headers={"content-disposition": f'attachment; filename="{name}"'})
 
     async def _ask(self, request: Request) -> Response:
-        """Save a question: {"chat", "text", "after", "beside", "system", "files", "media"}, see PageChats.ask()."""
+        """Save a question, see PageChats.ask().
+
+        {"chat", "text", "after", "beside", "system", "documents", "files", "media"}.
+        """
         fields = await read_fields(request)
         text = fields.needed_text("text")
         if not text.strip() or len(text) > _LONGEST_TEXT:
             raise UsageError("a question has 1 to 1,048,576 characters")
         chat, after, beside = (read_id(fields, name) for name in ("chat", "after", "beside"))
-        system = fields.text("system") or ""
+        new = {"system": fields.text("system") or "", "documents": fields.text("documents") or ""}
         uploads = read_uploads(fields)
-        ask = partial(self._chats.ask, chat, text, after=after, beside=beside, system=system, uploads=uploads)
+        ask = partial(self._chats.ask, chat, text, after=after, beside=beside, uploads=uploads, **new)
         return JSONResponse(await self._chats.run(ask))
 
     async def _document(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrun.models.store.installed import InstalledModel
-from llmrun.planning.catalogue import USUAL_CONTEXT, stated_parameters
+from llmrun.planning.catalogue import USUAL_CONTEXT, rank
 from llmrun.protocol.sizes import readable_size, rough_size
 from llmrun.ui.terminal.format import ago, context_name
 from llmrun.ui.terminal.output import Output
@@ -123,13 +123,7 @@ def show_catalogue(output: Output, models: Sequence[Mapping[str, Any]]) -> None:
         Column("LICENCE", is_dispensable=True),
     ]
     shown = len(columns) - 3 * (0 < output.columns() < _NARROW)
-    show_table(output, columns[:shown], [_catalogue_row(facts)[:shown] for facts in sorted(models, key=_rank)])
-
-
-def _rank(facts: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what a model is sorted by: whether it fits, is one for answers, is on this disk, and its size."""
-    fit = 2 if facts["fits"] is False else 1 if facts["fits_now"] is False else 0
-    return fit, facts["kind"] != "chat", not facts["installed"], -stated_parameters(facts["parameters"])[0]
+    show_table(output, columns[:shown], [_catalogue_row(facts)[:shown] for facts in sorted(models, key=rank)])
 
 
 def _catalogue_row(facts: Mapping[str, Any]) -> list[str]:

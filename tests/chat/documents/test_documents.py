@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,19 @@ from pypdf import PdfReader, PdfWriter
 
 from llmrun.chat import documents
 from llmrun.chat.attachments import attach
-from llmrun.chat.documents import DocumentError, Kind, kind_of, read_document, readers
+from llmrun.chat.documents import DocumentError, Kind, kind_of, process, read_document, readers
 from llmrun.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 MOST = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_process() -> Iterator[None]:
+    """End the process that an earlier test has left, and the one that this one leaves: tests change its environment."""
+    process.end_kept()
+    yield
+    process.end_kept()
 
 
 def pdf(*pages: str) -> bytes:
@@ -98,13 +107,47 @@ def test_a_document_that_takes_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
         def endless(kind, data):
             while True: pass
         reader.read_as = endless
-        reader.main("pdf")"""
-    monkeypatch.setattr(documents, "_COMMAND", (sys.executable, "-c", code))
+        reader.main()"""
+    monkeypatch.setattr(process, "_COMMAND", (sys.executable, "-c", code))
     assert "takes more than 60 seconds" in why(pdf("text"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
+def test_a_process_reads_several_documents_and_none_sees_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """if True:
+        from llmrun.chat.documents import reader
+        from llmrun.chat.documents.text import DocumentText
+        seen = []
+        def remember(kind, data):
+            seen.append(data.decode())
+            if data == b"dies": reader.os.abort()
+            return DocumentText(" ".join(seen))
+        reader.read_as = remember
+        reader.main()"""
+    monkeypatch.setattr(process, "_COMMAND", (sys.executable, "-c", code))
+    assert text_of(b"one") == "one"
+    (kept,) = process._kept
+    assert "needs too much memory, or the file is damaged" in why(b"dies")
+    assert text_of(b"two") == "two"
+    assert process._kept == [kept]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="reads one document")
+def test_a_process_that_was_idle_for_too_long_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """if True:
+        from llmrun.chat.documents import reader
+        reader._comes = iter((True, False)).__next__
+        reader.main()"""
+    monkeypatch.setattr(process, "_COMMAND", (sys.executable, "-c", code))
+    assert text_of(pdf("one")) == "[page 1]\none"
+    (kept,) = process._kept
+    assert kept.wait(300) == 0
+    assert text_of(pdf("two")) == "[page 1]\ntwo"
+    assert process._kept != [kept]
+
+
 def test_a_process_that_dies_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "_COMMAND", (sys.executable, "-c", "import os; os.abort()"))
+    monkeypatch.setattr(process, "_COMMAND", (sys.executable, "-c", "import os; os.abort()"))
     assert "needs too much memory, or the file is damaged" in why(pdf("text"))
 
 
@@ -144,6 +187,7 @@ def test_a_missing_package_is_not_the_documents_fault(tmp_path: Path, monkeypatc
         text_of(pdf("text"))
     assert (refused.value.hint, refused.value.is_lasting) == ("pip install pypdf", False)
     monkeypatch.undo()
+    process.end_kept()
     with pytest.raises(DocumentError) as refused:
         text_of(pdf(""))
     assert refused.value.is_lasting

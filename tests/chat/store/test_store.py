@@ -338,6 +338,7 @@ def test_the_index_of_an_older_file_goes_with_its_words(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE marks(name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
         connection.execute("CREATE VIRTUAL TABLE words USING fts5(content, content='messages', content_rowid='id')")
         connection.execute("INSERT INTO words(words) VALUES('rebuild')")
+        connection.execute("ALTER TABLE sessions DROP COLUMN documents")
         connection.execute("PRAGMA user_version=3")
     with Sessions(tmp_path) as sessions:
         assert len(sessions.search("unmistakable")) == 2

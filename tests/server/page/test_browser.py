@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.chromium import Chromium
-from support.page import IDLE, LAST, Page
+from support.page import ACTIVE, IDLE, LAST, Page
 from support.served import LiveServer
 from support.tiny_projector import png, tone, wav
 
@@ -19,6 +21,7 @@ from llmrun.chat.store.turns import Answer, Question
 from llmrun.config import load_settings
 from llmrun.errors import NetworkError
 from llmrun.models.fingerprint import ModelFingerprint
+from llmrun.models.hub import Match
 from llmrun.server.guard import Policy
 from llmrun.server.page import catalogue
 
@@ -190,6 +193,10 @@ def test_chats_are_named_searched_renamed_and_deleted(browser: Chromium, serve: 
     page.until("title.textContent === 'Bakery'")
     page.see(f"{row}.querySelector('[title=Delete]').click()")
     assert "Bakery" in page.see(f"{row}.textContent")
+    page.key("Escape")
+    assert page.see(f"{row}.querySelector('.open').textContent") == "Bakery", "it takes the question back"
+    assert page.see(f"{ACTIVE}.textContent") == "Bakery"
+    page.see(f"{row}.querySelector('[title=Delete]').click()")
     page.see(f"{row}.querySelector('.bad').click()")
     page.until("document.querySelectorAll('#chat-list li').length === 1 && title.textContent === 'New chat'")
     assert [each["title"] for each in page.server.get("/ui/chats").json["chats"]] == [title]
@@ -197,7 +204,9 @@ def test_chats_are_named_searched_renamed_and_deleted(browser: Chromium, serve: 
 
 
 class Pulling:
-    """Stands in for a download."""
+    """Stands in for a download, which ends when `goes_on` is set."""
+
+    goes_on = threading.Event()
 
     def __init__(self, name: str, settings: object) -> None:
         self._name = name
@@ -206,7 +215,8 @@ class Pulling:
         if self._name != "smollm2":
             raise NetworkError("the hub can't be reached")
         yield {"status": "pulling manifest"}
-        yield {"status": "pulling smollm2", "total": 98_362_432, "completed": 49_000_000}
+        yield {"status": "pulling smollm2", "total": 98_362_432, "completed": 49_181_216}
+        await asyncio.to_thread(self.goes_on.wait)
         yield {"status": "success"}
 
 
@@ -215,22 +225,76 @@ def test_models_of_the_catalogue_are_downloaded(
 ) -> None:
     monkeypatch.setattr(catalogue, "PullJob", Pulling)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    Pulling.goes_on.clear()
     page = Page(browser, serve())
-    change = "(each => { each.value = '%s'; each.dispatchEvent(new Event('%s')); })(document.querySelector('%s'))"
-    page.see(change % (" more", "change", "#model"))
+    page.see("document.querySelector('#model').click()")
     row = "[...document.querySelectorAll('.catalogue li')].find(each => each.querySelector('b').textContent === '%s')"
     page.until(row % "smollm2")
     assert page.see("document.querySelector('#model').value") == "tiny"
-    assert "135M · Q4_1 · 98.4 MB" in page.see(f"({row % 'smollm2'}).textContent")
+    titles = page.see(
+        "[...document.querySelectorAll('#catalogue section h3')].map(each => each.firstChild.textContent)"
+    )
+    assert titles[:2] == ["On this disk", "Recommended for this machine"]
+    facts = page.see(f"({row % 'smollm2'}).textContent")
+    assert "135M · Q4_1 · 98.4 MB" in facts
+    assert "MB memory" in facts
+    assert "Apache-2.0" in facts
     page.see(f"({row % 'smollm2'}).querySelector('button').click()")
-    page.until(f"({row % 'smollm2'}).querySelector('button')?.textContent === 'Use'")
+    page.until(f"({row % 'smollm2'}).textContent.includes('49.2 MB of 98.4 MB')")
+    page.key("Escape")
+    page.until("document.querySelector('#downloads').textContent === 'Downloading smollm2, 50 %'")
+    browser.ask("Page.reload")
+    page.until("document.querySelector('#downloads')?.textContent === 'Downloading smollm2, 50 %'")
+    Pulling.goes_on.set()
+    page.until("document.querySelector('#downloads').hidden")
+    page.see("document.querySelector('#model').click()")
+    page.until(f"({row % 'smollm2'})?.querySelector('button')?.textContent === 'Use'")
     page.see(f"({row % 'qwen3-8b'}).querySelector('button').click()")
     page.until(f"({row % 'qwen3-8b'}).textContent.includes('the hub can')")
     assert page.see(f"({row % 'qwen3-8b'}).querySelector('button').textContent") == "Download"
-    page.see(change % ("qwen3-8", "input", "#catalogue input"))
+    page.see("document.querySelector('#catalogue input').focus()")
+    page.write("qwen3-8")
     assert page.see("document.querySelectorAll('.catalogue li').length") == 1
     page.key("Escape")
     assert page.server.post("/ui/download", {"model": "../etc"}).status == 400
+    page.check()
+
+
+def test_repositories_of_the_hub_are_found_and_a_download_is_stopped(
+    browser: Chromium, serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def search(words: list[str], settings: object, limit: int) -> list[Match]:
+        asked.append((words, limit))
+        return [Match("somebody/Small-GGUF", 12_345, 6, "2026-10-01", gated=True)]
+
+    class Endless:
+        def __init__(self, name: str, settings: object) -> None:
+            assert name == "somebody/Small-GGUF"
+
+        async def lines(self) -> AsyncIterator[dict[str, Any]]:
+            yield {"status": "pulling", "total": 100, "completed": 25}
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(catalogue.hub, "search", search)
+    monkeypatch.setattr(catalogue, "PullJob", Endless)
+    page = Page(browser, serve())
+    page.see("document.querySelector('#model').click()")
+    page.until("document.querySelector('#catalogue').open")
+    page.write("small gguf")
+    page.key("Enter")
+    row = "document.querySelector('section[aria-label=\"On the hub\"] li')"
+    page.until(row)
+    assert asked == [(["small", "gguf"], 20)]
+    assert "12,345 downloads · changed 2026-10-01 · terms to accept on the hub" in page.see(f"{row}.textContent")
+    page.see(f"{row}.querySelector('button').click()")
+    page.until(f"{row}.querySelector('progress')?.value === 0.25")
+    page.see(f"{row}.querySelector('button').click()")
+    page.until(
+        f"{row}.querySelector('button').textContent === 'Download' && document.querySelector('#downloads').hidden"
+    )
+    assert page.server.get("/ui/models").json["downloads"] == []
     page.check()
 
 
@@ -365,6 +429,18 @@ def test_passages_stand_below_their_question(
     page.check()
 
 
+def test_the_empty_chat_names_the_model_and_has_examples(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    assert page.see("document.querySelector('.empty h2').textContent") == "Ask tiny"
+    assert "kB · " in page.see("document.querySelector('.empty').textContent")
+    page.see("document.querySelector('.example').click()")
+    assert "rainbow" in page.see("document.querySelector('#question').value")
+    assert page.see(f"{ACTIVE}.id") == "question"
+    page.key("Enter")
+    page.until(f"{IDLE} && document.querySelector('.answer .author')?.textContent.startsWith('tiny')")
+    page.check()
+
+
 def test_the_empty_chat_says_that_none_can_be_saved(
     browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path
 ) -> None:
@@ -377,7 +453,7 @@ def test_the_empty_chat_says_that_none_can_be_saved(
     assert page.see("document.querySelector('.empty').textContent").startswith("No chat can be saved or shown: can't ")
     folder.unlink()
     page.browser.ask("Page.reload")
-    page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask something.')")
+    page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask tiny')")
 
 
 def test_figures_can_be_switched_off_and_stay_so(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
@@ -434,6 +510,7 @@ def test_escape_stops_an_answer_and_what_came_stays(browser: Chromium, serve: Ca
     page.write("Go on for ever")
     page.key("Enter")
     page.until(f"!document.querySelector('#stop').hidden && {LAST}?.textContent.includes('Hel')")
+    assert page.see("document.documentElement.scrollHeight") == page.see("innerHeight"), "only the conversation scrolls"
     shown = "[...document.querySelectorAll('%s')].filter(e => e.checkVisibility({ visibilityProperty: true }))"
     assert page.see(f"{shown % 'article button'}.length") == 0, "what can't be done now is not offered"
     assert page.see("document.querySelectorAll(':is(#undo, #go, #new, #chats .open):disabled').length") == 2

@@ -8,14 +8,23 @@ from pathlib import Path
 
 import pytest
 from support.chromium import Chromium
+from support.gguf_writer import runnable_model, write
 from support.installed import eventually
 from support.page import ACTIVE, IDLE, LAST, Page
 from support.served import SECONDS, LiveServer
 
 from llmrun.chat.tools.toolbox import Toolbox
+from llmrun.config import load_settings
+from llmrun.models.store.importing import import_model
+from llmrun.models.store.store import Store
 from llmrun.server.page.tools import PageTools
+from llmrun.server.pool import Preset, RequestDefaults
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
+CHANGE = """(each => {
+    each.value = '%s';
+    each.dispatchEvent(new Event('change'));
+})(document.querySelector('%s'))"""
 
 
 def test_keys_alone_ask_edit_retry_stop_and_take_another_token(
@@ -185,28 +194,30 @@ def test_the_steps_of_a_token_and_its_sliders(browser: Chromium, real: LiveServe
     page.check()
 
 
-def test_two_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
+def test_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
     page = Page(browser, real)
     page.set("Maximum tokens", "6")
     page.set("Seed", "3")
     page.see("document.querySelector('#toggle-settings').click()")
-    page.see("document.querySelector('#double').focus()")
-    page.key("Space")
+    choose = (
+        "(each => { each.value = %s; each.dispatchEvent(new Event('change')); })(document.querySelector('#answers'))"
+    )
+    page.see(choose % 3)
     page.see("document.querySelector('#second-origin-seed').previousElementSibling.value = 4")
     page.write_question("Hello")
-    page.until(f"{IDLE} && document.querySelectorAll('.columns article').length === 2")
-    page.until("document.querySelector('.columns + .hint').textContent.startsWith('They part at token ')")
+    page.until(f"{IDLE} && document.querySelectorAll('.columns article').length === 3")
+    page.until("document.querySelector('.columns + .hint').textContent.startsWith('1 and 2: They part at token ')")
     hints = page.see("[...document.querySelectorAll('.columns .hint')].map(each => each.textContent)")
     assert all("tokens/s" in hint and " s · " in hint for hint in hints)
-    assert ["Seed 3" in hints[0], "Seed 4" in hints[1]] == [True, True]
+    assert ["Seed 3" in hints[0], "Seed 4" in hints[1], "Seed 5" in hints[2]] == [True, True, True]
     other = "[...document.querySelectorAll('.columns button')].find(e => e.textContent === 'Go on with this one')"
     words = page.see(f"{other}.closest('article').querySelector('.markdown').textContent")
     page.see(f"{other}.focus()")
     page.key("Enter")
     page.until("!document.querySelector('.columns')")
     assert page.see(f"{LAST}.textContent") == words
-    assert page.see("document.querySelector('.answer .alternatives').textContent.includes('of 2')")
-    page.see("document.querySelector('#double').click()")
+    assert page.see("document.querySelector('.answer .alternatives').textContent.includes('of 3')")
+    page.see(CHANGE % (1, "#answers"))
     page.ask("And now?")
     assert page.see("document.querySelectorAll('article').length") == 4
     page.check()
@@ -279,6 +290,47 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.see("document.querySelector('#toggle-settings').click()")
     page.see("document.querySelector('#origin-top_k').previousElementSibling.focus()")
     page.write("7")
-    assert page.see("document.querySelector('#origin-top_k').textContent") == "you"
+    assert page.see("document.querySelector('#origin-top_k').textContent") == "yours; else 40, default"
     assert page.see("document.querySelector('#origin-top_p').textContent") == "default"
     page.check()
+
+
+def test_settings_show_what_applies_and_choose_tools_window_and_documents(browser: Chromium, tmp_path: Path) -> None:
+    file, docs = tmp_path / "tools.py", tmp_path / "docs"
+    file.write_text("def weather(city: str) -> str:\n    return city\ndef moon() -> str:\n    return 'full'\n")
+    docs.mkdir()
+    (docs / "tea.md").write_text("# Kitchen\nTea is in the kitchen.")
+    defaults = RequestDefaults(preset=lambda model: Preset(sampling={"temperature": 0.25}))
+    with (
+        Toolbox((str(file),), 60) as box,
+        LiveServer(tmp_path, ("echo",), tools=PageTools(box), names=(), defaults=defaults, n_ctx=None) as server,
+    ):
+        import_model(
+            write(tmp_path / "mine-Q4_1.gguf", runnable_model({"llama.context_length": 2048})),
+            Store(load_settings()),
+            name="mine",
+        )
+        page = Page(browser, server)
+        shown = "[...document.querySelectorAll('#settings .field')].find(each => each.textContent.startsWith('%s'))"
+        page.until(f"({shown % 'Temperature'}).querySelector('input').placeholder === '0.25'")
+        assert page.see("document.querySelector('#origin-temperature').textContent") == "your settings file"
+        assert "when it is loaded; trained on 2,048" in page.see("document.querySelector('#window-told').textContent")
+        assert not server.loaded, "nothing is loaded for that"
+        page.see(CHANGE % (str(docs), "#documents"))
+        page.until("document.querySelector('#documents-told').textContent === '1 passage of 1 file'")
+        page.see(CHANGE % (512, "#window-size"))
+        page.until("document.querySelector('#window-told').textContent === 'yours; trained on 2,048'")
+        assert server.post("/ui/load", {"model": server.loaded[0]}).json["n_ctx"] == 512
+        page.see("document.querySelector('#tools').closest('div').querySelector('.each input[value=moon]').click()")
+        page.ask("Where is the tea?")
+        assert page.see("document.querySelector('.question .passages summary').textContent") == "1 passage of 1 file"
+        page.browser.ask("Page.reload")
+        page.until(f"{IDLE} && document.querySelector('#documents').value === '{docs}'")
+        page.see(CHANGE % ("", "#documents"))
+        page.until("document.querySelector('#documents-told').textContent.startsWith('A folder of this machine')")
+        page.ask("And now? Where is the tea?")
+        assert page.see("document.querySelectorAll('.question .passages').length") == 1
+        page.see(CHANGE % ("/no/such/folder", "#documents"))
+        page.until("document.querySelector('#problem').textContent.includes('is not a folder')")
+        assert page.see("document.querySelector('#documents').value") == ""
+        page.check()

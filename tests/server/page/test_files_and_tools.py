@@ -213,6 +213,16 @@ def test_ready_made_tools_on_the_page(serve: Serve, tmp_path: Path) -> None:
         assert [json.loads(call["arguments"])["path"] for call in asked] == ["notes.txt", "../x"]
 
 
+def test_a_tool_that_was_left_out_is_not_offered(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(f"{TOOLS}def moon(city: str) -> str:\n    return f'full in {{city}}'\n")
+    with Toolbox((str(tmp_path / "tools.py"),), 60) as box:
+        server = serve("calling", tools=PageTools(box, ("weather", "moon")))
+        assert server.post("/ui/load", {"model": ""}).json["tools"] == ["weather", "moon"]
+        chat = ask(server, '{"city": "Rome"}')
+        answer(server, chat, tools=True, without_tools=["weather"])
+        assert texts(read(server, chat))[1] == "I heard: full in Rome"
+
+
 def test_a_client_that_leaves_at_the_question_runs_no_tool(
     serve: Serve, tools: PageTools, monkeypatch: pytest.MonkeyPatch
 ) -> None:

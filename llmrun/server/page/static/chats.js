@@ -1,7 +1,7 @@
 // The saved chats: grouped by day, searched, renamed and deleted.
 
 import { get, post } from "./api.js";
-import { button, byId, clean, h } from "./dom.js";
+import { button, byId, clean, h, iconButton } from "./dom.js";
 
 const TYPING = 200; // ms without a key before a search
 const DAY = 86_400_000;
@@ -62,8 +62,8 @@ export class ChatList {
     const show = () =>
       item.replaceChildren(
         button(title, () => this.open(chat.id), { class: "open", "data-chat": chat.id, title }),
-        button("✎", () => this.edit(item, chat, show), { class: "small", "aria-label": `Rename ${title}`, title: "Rename" }),
-        button("✕", () => this.ask(item, chat, show), { class: "small", "aria-label": `Delete ${title}`, title: "Delete" }),
+        iconButton("edit", `Rename ${title}`, () => this.edit(item, chat, show), { class: "small", title: "Rename" }),
+        iconButton("delete", `Delete ${title}`, () => this.ask(item, chat, show), { class: "small", title: "Delete" }),
         chat.excerpt ? h("p", { class: "hint" }, clean(chat.excerpt)) : "",
       );
     show();
@@ -95,7 +95,12 @@ export class ChatList {
       await this.load();
       if (chat.id === this.current) this.changed(null);
     };
-    const keep = button("Keep", () => (show(), this.mark()));
+    const keep = button("Keep", () => (show(), this.mark(), item.querySelector("button").focus()));
+    item.onkeydown = (event) => {
+      if (event.key !== "Escape" || !keep.isConnected) return;
+      event.stopPropagation();
+      keep.click();
+    };
     item.replaceChildren(h("p", {}, "Delete “", h("b", {}, clean(chat.title)), "” with all its branches?"), h("div", { class: "buttons" }, button("Delete", remove, { class: "bad" }), keep));
     keep.focus();
   }

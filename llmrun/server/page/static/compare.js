@@ -1,4 +1,4 @@
-// Two answers to one question, decoded together in columns: their figures, and the first token where they part.
+// Several answers to one question, decoded together in columns: their figures, and the first token where each parts from the first one.
 
 import { answer as streamed } from "./api.js";
 import { button, clean, h, short } from "./dom.js";
@@ -53,11 +53,11 @@ class Column {
 }
 
 /** Return what differs from the model's own settings, e.g. "temperature 0.5". */
-const settingsIn = ({ chat, question, together, tools, candidates, model, ...values }) =>
+const settingsIn = ({ chat, question, together, tools, without_tools, candidates, model, ...values }) =>
   Object.entries(values).map(([name, value]) => `${LABELS[name] ?? name} ${value}`).join(", ");
 
 export class Comparison {
-  /** `sides` are the fields of the two requests; `goOn(id)` is called with the answer that the chat goes on with. */
+  /** `sides` are the fields of the requests; `goOn(id)` is called with the answer that the chat goes on with. */
   constructor(chat, question, sides, goOn) {
     this.question = question;
     this.goOn = goOn;
@@ -69,7 +69,9 @@ export class Comparison {
 
   async run() {
     await Promise.all(this.columns.map((each) => each.run(this.stopper.signal)));
-    this.told.textContent = parting(...this.columns.map((each) => each.tokens));
+    const [first, ...others] = this.columns.map((each) => each.tokens);
+    const parts = others.map((each, at) => `${others.length > 1 ? `1 and ${at + 2}: ` : ""}${parting(first, each)}`);
+    this.told.textContent = parts.join(" ");
   }
 
   stop() {

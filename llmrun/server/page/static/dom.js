@@ -23,6 +23,25 @@ export function h(tag, properties, ...children) {
 
 export const button = (text, click, properties) => h("button", { type: "button", click, ...properties }, text);
 
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Return an icon of the page's own. */
+export function icon(name) {
+  const element = document.createElementNS(SVG, "svg");
+  element.setAttribute("class", "icon");
+  element.setAttribute("aria-hidden", "true");
+  const use = document.createElementNS(SVG, "use");
+  use.setAttribute("href", `#icon-${name}`);
+  element.append(use);
+  return element;
+}
+
+/** Return a button with an icon, whose name is read out and shown as its title. */
+export const iconButton = (name, words, click, properties) => h("button", { type: "button", click, class: "ghost", title: words, "aria-label": words, ...properties }, icon(name));
+
+/** Return the button that closes a dialog. */
+export const closer = (dialog) => iconButton("close", "Close", () => dialog.close());
+
 export const number = (value, digits = 0) =>
   value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 

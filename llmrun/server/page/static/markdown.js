@@ -145,14 +145,14 @@ function replaceChanged(element, first, made) {
 /** Return a listener that copies a text. */
 export const copy = (text) => async (event) => {
   const pressed = event.currentTarget;
-  const said = pressed.textContent;
+  const shown = [...pressed.childNodes];
   try {
     await navigator.clipboard.writeText(text);
     pressed.textContent = "Copied";
   } catch {
     pressed.textContent = "Not allowed";
   }
-  setTimeout(() => (pressed.textContent = said), 1500);
+  setTimeout(() => pressed.replaceChildren(...shown), 1500);
 };
 
 /** Render a growing text as often as its length allows: its last block, since the ones before it don't change any more. */

@@ -7,7 +7,8 @@ import { ChatList } from "./chats.js";
 import { showContext } from "./context.js";
 import { Comparison } from "./compare.js";
 import { showCatalogue } from "./catalogue.js";
-import { byId, button, clean, h, number, recall, remember, short, size } from "./dom.js";
+import { byId, button, clean, h, icon, iconButton, number, recall, remember, short, size } from "./dom.js";
+import { download, downloads, summary } from "./downloads.js";
 import { save } from "./exports.js";
 import { LiveMarkdown, render } from "./markdown.js";
 import { goToEnd, place, scroller, turns } from "./scroll.js";
@@ -21,14 +22,28 @@ const FIGURES = 500; // ms between two figures of an answer that is decoded
 const TOO_LONG = "context_length_exceeded";
 const STOPPING = 2000; // ms until an answer that was stopped is not waited for any more
 const WAIT = 150; // ms between two looks for the saved answer
-const MORE = " more"; // no model's name
 const WIDE = matchMedia("(min-width: 60rem)");
+const WIDEST = matchMedia("(min-width: 100rem)"); // has room for the settings beside a conversation
+const EXAMPLES = [
+  ["Explain", "Explain how a rainbow forms, so that a ten-year-old understands it."],
+  ["Write", "Write a short, friendly letter that moves an appointment to next week."],
+  ["Compare", "Compare trains and planes for a trip of 600 km. Make a table."],
+  ["Program", "Write a Python function that finds the duplicate files in a folder."],
+];
 
 const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
 const field = byId("question");
 const attached = new Attachments(byId("attached"), (kind) => (state.model === byId("model").value && !state.modalities.includes(kind) ? state.model : null), complain);
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
-const settings = new Settings(byId("settings"), (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))), exporters);
+const settings = new Settings(
+  byId("settings"),
+  {
+    system: (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))),
+    window: (tokens) => guarded(async () => (await load(tokens), await showModels())),
+    folder: readFolder,
+  },
+  exporters,
+);
 
 /** Return the answer that is on its way in a chat. */
 const runningIn = (chat) => state.running.get(chat?.id) ?? null;
@@ -39,7 +54,7 @@ const running = () => runningIn(state.chat);
 const say = (text) => (byId("status").textContent = text);
 
 function complain(error) {
-  byId("problem").replaceChildren(h("span", {}, clean(error.message)), button("×", () => complain(null), { "aria-label": "Dismiss" }));
+  byId("problem").replaceChildren(h("span", {}, clean(error.message)), iconButton("close", "Dismiss", () => complain(null)));
 }
 
 /** Do something, and show why it failed. */
@@ -68,6 +83,7 @@ function show(chat) {
   byId("title").textContent = title;
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
+  settings.showFolder(chat.documents ?? "");
   for (const each of exporters.children) each.disabled = !chat.id;
   byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
@@ -92,11 +108,28 @@ function draw() {
   state.drawn = new Map(drawn.map((each) => [each.id, each]));
   if (state.columns && state.columns.question === entries.at(-2)?.id) drawn.splice(-1, 1, { element: state.columns.element });
   else state.columns = null;
-  const code = (command) => h("code", {}, command);
-  const empty = h("p", { class: "empty" }, state.unsaved ? `No chat can be saved or shown: ${clean(state.unsaved)}` : state.models.length ? ["Ask something. The chat is saved where ", code("llmrun sessions"), " finds it."] : ["There is no model on this disk yet. ", button("Choose one to download", openCatalogue, { class: "main" })]);
   const live = running();
   if (live) place([...drawn.slice(0, 1 + entries.findIndex(({ id }) => id === live.question)).map((each) => each.element), live.element]);
-  else place(drawn.length ? drawn.map((each) => each.element) : [empty]);
+  else place(drawn.length ? drawn.map((each) => each.element) : [emptyElement()]);
+}
+
+/** Return what a chat without turns shows: which model answers, and examples of what it may be asked. */
+function emptyElement() {
+  const code = (command) => h("code", {}, command);
+  if (state.unsaved) return h("div", { class: "empty" }, h("p", {}, `No chat can be saved or shown: ${clean(state.unsaved)}`));
+  const model = state.models.find(({ name }) => name === byId("model").value);
+  if (!model) return h("div", { class: "empty" }, icon("mark"), h("h2", {}, "Choose a model first"), h("p", {}, "There is no model on this disk yet. The list shows which ones this machine runs well."), button("Choose a model", openCatalogue, { class: "main" }));
+  const facts = [model.n_bytes && size(model.n_bytes), model.n_ctx ? `in memory, context of ${number(model.n_ctx)} tokens` : "loaded with the first question"];
+  const example = ([title, text]) => h("button", { type: "button", class: "example", click: () => ((field.value = text), field.focus()) }, h("b", {}, title), h("span", {}, text));
+  return h(
+    "div",
+    { class: "empty" },
+    icon("mark"),
+    h("h2", {}, `Ask ${clean(model.name)}`),
+    h("p", {}, facts.filter(Boolean).join(" · ")),
+    h("div", { class: "examples" }, EXAMPLES.map(example)),
+    h("p", { class: "hint" }, "Files can be dropped anywhere on this page. Chats stay on this machine, where ", code("llmrun sessions"), " finds them."),
+  );
 }
 
 function entryElement(entry, question, isLast) {
@@ -223,7 +256,7 @@ async function ask(text, beside = null) {
     if (!beside) clearQuestion(text);
     goToEnd();
     show(saved);
-    (settings.isDouble.checked ? compare : answer)(lastOf(saved).id);
+    (Number(settings.answers.value) > 1 ? compare : answer)(lastOf(saved).id);
   } finally {
     state.isAsking = false;
   }
@@ -235,7 +268,7 @@ function clearQuestion(text) {
 }
 
 async function postQuestion(chat, text, beside, files) {
-  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, ...files };
+  const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, documents: settings.documents.value.trim(), ...files };
   const saved = await guarded(() => post("/ui/ask", body));
   listChats();
   return saved;
@@ -258,12 +291,26 @@ function showQueue() {
       field.value ||= each.text;
       field.focus();
     };
-    return h("li", {}, `Next: ${clean(each.text)} `, button("×", takeBack, { "aria-label": `Take back ${clean(each.text)}` }));
+    return h("li", {}, `Next: ${clean(each.text)} `, iconButton("close", `Take back ${clean(each.text)}`, takeBack));
   };
   byId("queued").replaceChildren(...queued.map(row));
 }
 
-/** Answer a question twice at the same time, in columns. */
+/** Let passages of a folder's documents go along with the questions of this chat; `tell` shows how far it is read. */
+async function readFolder(folder, tell) {
+  const { chat } = state;
+  const isDone = await guarded(async () => {
+    for await (const line of lines("/ui/folder", { chat: chat.id, folder })) {
+      if (line.error) throw new Error(line.error);
+      if (isShown(chat)) tell(line);
+    }
+    chat.documents = folder;
+    return true;
+  });
+  if (!isDone && isShown(chat)) settings.showFolder(chat.documents ?? "");
+}
+
+/** Answer a question several times at once, in columns. */
 async function compare(question) {
   const values = { model: byId("model").value, ...settings.values };
   const goOn = (id) => {
@@ -271,16 +318,16 @@ async function compare(question) {
     state.columns = null;
     guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
   };
-  const sides = [values, settings.secondValues(values)].map((side) => ({ ...side, tools: false }));
+  const sides = settings.sides(values).map((side) => ({ ...side, tools: false }));
   const { chat } = state;
   const live = Object.assign(new Comparison(chat.id, question, sides, goOn), { queued: [] });
   const known = knownIds(chat);
   state.running.set(chat.id, live);
   draw();
   showBusy();
-  say("Answering twice");
+  say(`Answering ${sides.length} times`);
   await guarded(() => live.run());
-  say("Both answers have ended");
+  say("All answers have ended");
   let ended = null;
   await guarded(async () => {
     ended = await whenSaved(chat.id);
@@ -390,7 +437,9 @@ class LiveAnswer {
     this.computed = 0; // tokens of the prompt
     this.parts = answerParts(this.body.model);
     this.element = this.parts.element;
-    this.waiting = h("p", { class: "hint waiting" }, "…");
+    this.prefill = h("progress", { max: 1, "aria-label": "Prompt computed", hidden: true });
+    this.told = h("span", {}, "…");
+    this.waiting = h("p", { class: "hint waiting" }, this.told, this.prefill);
     this.parts.below.append(this.waiting);
     this.text = new LiveMarkdown(this.parts.text);
     this.beginText(kept, begins);
@@ -428,6 +477,7 @@ class LiveAnswer {
       say("Answering");
     } else if (name === "prefill") {
       this.computed = data.computed_tokens;
+      Object.assign(this.prefill, { hidden: false, value: this.computed / Math.max(this.prompt.prompt_tokens - this.prompt.cached_tokens, 1) });
     } else if (name === "reasoning") {
       this.count();
       this.parts.folded.hidden = false;
@@ -475,7 +525,7 @@ class LiveAnswer {
       const rate = this.pieces > 1 && this.last > this.first ? ` · decode ~${short(((this.pieces - 1) * 1000) / (this.last - this.first))} tokens/s` : "";
       text = `first text after ${short((this.first - this.began) / 1000)} s · ${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused${rate}`;
     }
-    this.waiting.textContent = text;
+    this.told.textContent = text;
     if (isShown(this.chat)) byId("speed").textContent = text;
     this.shown = performance.now();
   }
@@ -491,7 +541,8 @@ class LiveAnswer {
 function showBusy() {
   const live = running();
   byId("stop").hidden = !live;
-  byId("send").textContent = live ? "Queue" : "Send";
+  byId("send-words").textContent = live ? "Queue" : "Send";
+  byId("send").title = live ? "Ask this after the answer (Enter)" : "Send (Enter)";
   byId("undo").disabled = Boolean(live) || !state.chat?.entries.length;
   byId("go").disabled = Boolean(live) || !state.chat?.id;
   markCurrent();
@@ -513,34 +564,49 @@ function showContextBar(stats) {
 
 const isLoaded = (name) => state.models.some((each) => each.name === name && each.n_ctx);
 
+/** Show the models of this disk; `name` is the one to use, if it is there. */
 async function showModels(name = "") {
-  const select = byId("model");
-  const wanted = name || select.value || recall("model");
-  state.models = (await get("/ui/models")).models;
-  select.replaceChildren(...state.models.map((each) => h("option", { value: each.name }, `${clean(each.name)}${each.n_bytes ? `, ${size(each.n_bytes)}` : ""}${each.n_ctx ? ", in memory" : ""}`)), h("option", { value: MORE }, "More models …"));
-  if (state.models.some((each) => each.name === wanted)) select.value = wanted;
-  settings.showModels(state.models.map((each) => each.name));
-  byId("send").disabled = !state.models.length;
-  if (isLoaded(select.value) && state.model !== select.value) await load();
+  const wanted = name || byId("model").value || recall("model");
+  const { models, downloads: running } = await get("/ui/models");
+  state.models = models;
+  const here = models.map((each) => each.name);
+  byId("model").value = here.find((each) => each === wanted) ?? here.find((each) => wanted && each.startsWith(`${wanted}:`)) ?? here[0] ?? "";
+  byId("model-name").textContent = clean(byId("model").value || "Choose a model");
+  settings.showModels(here);
+  byId("send").disabled = !models.length;
+  for (const each of running) if (!downloads.has(each)) download(each);
+  const chosen = byId("model").value;
+  const isNew = state.applied !== chosen;
+  state.applied = chosen;
+  if (isLoaded(chosen) && state.model !== chosen) await load();
+  else if (chosen && isNew) settings.showModel(await post("/ui/applies", { model: chosen }));
 }
+
+/** Use a model from now on. */
+const useModel = (name) =>
+  guarded(async () => {
+    await showModels(name);
+    remember("model", byId("model").value);
+    await load();
+    await showModels();
+    if (!state.chat.entries.length) draw();
+  });
 
 async function showPresets() {
   const { presets } = await get("/ui/presets");
   settings.showPresets(presets, (name) => {
-    if (name === byId("model").value || !state.models.some((each) => each.name === name)) return;
-    byId("model").value = name;
-    byId("model").dispatchEvent(new Event("change"));
+    if (name !== byId("model").value && state.models.some((each) => each.name === name)) useModel(name);
   });
 }
 
-/** Load the chosen model, and show what it would use. */
-async function load() {
+/** Load the chosen model, if given with another context window, and show what it would use. */
+async function load(ctx) {
   const name = byId("model").value;
   const began = performance.now();
   const told = byId("loading");
   const clock = setInterval(() => (told.textContent = `loading … ${number((performance.now() - began) / 1000)} s`), 500);
   try {
-    const loaded = await post("/ui/load", { model: name });
+    const loaded = await post("/ui/load", { model: name, ctx });
     settings.showModel(loaded);
     Object.assign(state, { model: name, modalities: loaded.modalities });
     attached.show();
@@ -550,27 +616,25 @@ async function load() {
   }
 }
 
-/** Show the models that can be downloaded; the chosen one stays chosen until another one is. */
-function openCatalogue() {
-  const select = byId("model");
-  select.value = state.models.some((each) => each.name === state.model) ? state.model : (state.models[0]?.name ?? MORE);
-  guarded(() =>
-    showCatalogue((name) =>
-      guarded(async () => {
-        remember("model", name);
-        await showModels(name);
-        await load();
-        await showModels(name);
-        if (!state.chat.entries.length) draw();
-      }),
-    ),
-  );
+const openCatalogue = () => guarded(() => showCatalogue(state.models, byId("model").value, useModel));
+
+/** Show how far downloads are, also while the dialog is closed. */
+function showDownload({ detail }) {
+  const words = summary();
+  byId("downloads").hidden = !words;
+  byId("downloads").textContent = words;
+  const { isDone, error } = downloads.get(detail) ?? {};
+  if (error && !byId("catalogue").open) complain({ message: error });
+  if (!isDone) return;
+  say(`${clean(detail)} is here`);
+  guarded(async () => (await showModels(), state.chat.entries.length || draw()));
 }
 
 // ---- keys and buttons ----
 
 function toggle(id, isOpen = byId(id).hidden) {
   byId(id).hidden = !isOpen;
+  if (id === "settings" && WIDEST.matches) remember("settings", isOpen ? "open" : "closed");
   byId(`toggle-${id}`).ariaExpanded = String(isOpen);
   if (isOpen && !WIDE.matches) byId(id).querySelector("button, textarea")?.focus();
 }
@@ -602,11 +666,8 @@ function listen() {
   byId("new").addEventListener("click", () => (openNew(), WIDE.matches || toggle("chats", false)));
   byId("stop").addEventListener("click", () => (running()?.stop(), field.focus()));
   byId("form").addEventListener("submit", (event) => (event.preventDefault(), ask(field.value)));
-  byId("model").addEventListener("change", () => {
-    if (byId("model").value === MORE) return void openCatalogue();
-    remember("model", byId("model").value);
-    guarded(async () => (await load(), await showModels()));
-  });
+  for (const id of ["model", "downloads"]) byId(id).addEventListener("click", openCatalogue);
+  document.addEventListener("download", showDownload);
   byId("toggle-tokens").addEventListener("click", () => {
     state.tokens = !state.tokens;
     remember("tokens", state.tokens ? "on" : "");
@@ -649,6 +710,7 @@ async function begin() {
   listen();
   showTokenSwitch();
   toggle("chats", WIDE.matches);
+  if (WIDEST.matches) toggle("settings", recall("settings") !== "closed");
   const asked = new URLSearchParams(location.hash.slice(1));
   const id = Number(asked.get("chat"));
   await guarded(async () => Promise.all([showModels(), listChats().catch(() => {}), showPresets()])); // the empty chat says why

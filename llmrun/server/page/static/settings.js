@@ -1,6 +1,6 @@
-// The settings beside the chat: system prompt, sampling with its origins, reasoning, theme.
+// The settings beside the chat: system prompt, documents, tools, context window, sampling with its origins, theme.
 
-import { clean, h, recall, remember } from "./dom.js";
+import { clean, h, number, recall, remember } from "./dom.js";
 import { PARAMETERS } from "./parameters.js";
 
 const { seed, ...others } = PARAMETERS;
@@ -9,8 +9,11 @@ const FIELDS = {
   seed: { ...seed, empty: "drawn for each answer" },
   max_tokens: { label: "Maximum tokens", min: 1, step: 1, empty: "until the end" },
 };
+const counted = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
+const NO_FOLDER = "A folder of this machine: passages of its texts, PDFs and Word documents that fit go along with each question.";
 export const LABELS = { ...Object.fromEntries(Object.entries(FIELDS).map(([name, { label }]) => [name, label])), thinking: "Reasoning" };
-const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", session: "the server", flag: "the server" };
+const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", server: "the server", preset: "your settings file", Modelfile: "Ollama's settings of this model" };
+const MOST_ANSWERS = 4; // side by side
 
 /** The fields of the sampler; `prefix` begins their ids. */
 class Sampling {
@@ -40,7 +43,8 @@ class Sampling {
 
   showOrigin(name) {
     const origin = this.hints[name].dataset.origin ?? FIELDS[name].empty ?? "";
-    this.hints[name].textContent = this.inputs[name].value ? "you" : origin;
+    const other = this.inputs[name].placeholder;
+    this.hints[name].textContent = !this.inputs[name].value ? origin : other ? `yours; else ${other}, ${origin}` : "yours";
   }
 
   /** Put values into the fields; those without one are empty. */
@@ -58,14 +62,21 @@ class Sampling {
   }
 }
 
-/** The fields, and what they say. `changedSystem` is called with a new system prompt; `exports` is shown below. */
+/** The fields, and what they say. `exports` is shown below. `changed` has functions that are called with new values:
+ * system(prompt), window(tokens), and folder(path, tell), which tells how far the folder is read. */
 export class Settings {
-  constructor(element, changedSystem, exports) {
-    this.system = h("textarea", { id: "system", rows: "4", change: () => changedSystem(this.system.value) });
+  constructor(element, changed, exports) {
+    this.system = h("textarea", { id: "system", rows: "4", change: () => changed.system(this.system.value) });
+    this.documents = h("input", { id: "documents", placeholder: "~/Documents/project", spellcheck: "false", "aria-describedby": "documents-told", change: () => changed.folder(this.documents.value.trim(), (line) => this.tellFolder(line)) });
+    this.folderTold = h("p", { class: "hint", id: "documents-told", role: "status" }, NO_FOLDER);
+    this.window = h("input", { type: "number", id: "window-size", min: 256, step: 1, "aria-describedby": "window-told", change: () => this.window.validity.valid && changed.window(this.window.valueAsNumber || 0) });
+    this.windowTold = h("span", { class: "hint", id: "window-told" }, "what fits");
     this.sampling = new Sampling("", Object.keys(FIELDS));
     this.thinking = select("thinking", { "": "default", true: "on", false: "off" });
     this.hasTools = h("input", { type: "checkbox", id: "tools", checked: true });
-    this.tools = h("label", { class: "check", hidden: true }, this.hasTools, " Tools: ", h("span", {}));
+    this.eachTool = h("div", { class: "each" });
+    this.tools = h("div", { hidden: true }, h("label", { class: "check" }, this.hasTools, " The model may call tools"), this.eachTool);
+    this.noTools = h("p", { class: "hint" }, "None. ", h("code", {}, "llmrun chat --web --tools mcp.json"), " offers those of your servers.");
     this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
     this.theme.value = recall("theme");
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
@@ -74,15 +85,18 @@ export class Settings {
     this.showFigures();
     this.preset = select("preset", { "": "none" });
     this.preset.addEventListener("change", () => this.usePreset());
-    this.presets = h("label", { class: "field", hidden: true }, "Preset", this.preset);
-    this.isDouble = h("input", { type: "checkbox", id: "double", change: () => (second.hidden = !this.isDouble.checked) });
+    this.presetTold = h("span", { class: "hint" });
+    this.presets = h("label", { class: "field" }, "Preset", this.preset, this.presetTold);
+    this.answers = select("answers", Object.fromEntries(Array.from({ length: MOST_ANSWERS }, (_, at) => [at + 1, at + 1])));
+    this.answers.value = 1;
+    this.answers.addEventListener("change", () => (second.hidden = this.answers.value === "1"));
     this.model = select("second-model", { "": "same model" });
     this.second = new Sampling("second-", Object.keys(FIELDS).filter((name) => name !== "max_tokens"));
     const second = h(
       "div",
       { hidden: true },
       h("label", { class: "field" }, "Second model", this.model),
-      h("p", { class: "hint" }, "What is empty is as above."),
+      h("p", { class: "hint" }, "What is empty is as above; further answers are as the first, with other seeds."),
       this.second.element,
     );
     element.replaceChildren(
@@ -90,12 +104,20 @@ export class Settings {
       h("h2", {}, "System prompt"),
       h("label", { class: "hidden", for: "system" }, "System prompt"),
       this.system,
+      h("h2", {}, "Documents"),
+      h("label", { class: "hidden", for: "documents" }, "Folder of documents"),
+      this.documents,
+      this.folderTold,
+      h("h2", {}, "Tools"),
+      this.tools,
+      this.noTools,
+      h("h2", {}, "Model"),
+      h("label", { class: "field" }, "Context window", this.window, this.windowTold),
+      h("label", { class: "field" }, "Reasoning", this.thinking),
       h("h2", {}, "Sampling"),
       this.sampling.element,
-      h("label", { class: "field" }, "Reasoning", this.thinking),
-      this.tools,
       h("h2", {}, "Side by side"),
-      h("label", { class: "check" }, this.isDouble, " Two answers to each question"),
+      h("label", { class: "field" }, "Answers to each question", this.answers),
       second,
       h("h2", {}, "Page"),
       h("label", { class: "field" }, "Theme", this.theme),
@@ -105,9 +127,16 @@ export class Settings {
     );
   }
 
-  showModel({ sampling, thinks, tools }) {
+  /** Show what applies to a model, which may not be loaded yet. */
+  showModel({ sampling, thinks, tools, ctx, n_ctx, n_ctx_train }) {
     this.tools.hidden = !tools.length;
-    this.tools.lastChild.textContent = clean(tools.join(", "));
+    this.noTools.hidden = tools.length > 0;
+    const off = new Set(this.leftOut);
+    this.eachTool.replaceChildren(...tools.map((name) => h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: !off.has(name) }), ` ${clean(name)}`)));
+    this.window.value = ctx || "";
+    this.window.placeholder = n_ctx || "";
+    this.window.max = n_ctx_train || "";
+    this.windowTold.textContent = `${ctx ? "yours" : n_ctx ? "the server" : "what fits, when it is loaded"}; trained on ${number(n_ctx_train)}`;
     this.sampling.show(sampling);
     this.thinking.disabled = !thinks;
   }
@@ -123,7 +152,8 @@ export class Settings {
   showPresets(found, useModel) {
     this.found = found;
     this.useModel = useModel;
-    this.presets.hidden = !found.length;
+    this.preset.disabled = !found.length;
+    this.presetTold.textContent = found.length ? "" : "none yet: llmrun help settings";
     this.preset.replaceChildren(h("option", { value: "" }, "none"), ...found.map(({ name }) => h("option", { value: name }, clean(name))));
   }
 
@@ -142,6 +172,22 @@ export class Settings {
     if (preset.model) this.useModel(preset.model);
   }
 
+  /** Show the folder of a chat's documents. */
+  showFolder(folder) {
+    this.documents.value = folder;
+    this.folderTold.textContent = folder ? "Passages that fit go along with each question." : NO_FOLDER;
+  }
+
+  tellFolder({ done, total, files, passages, left_out }) {
+    const others = left_out?.length ? `; left out: ${clean(left_out[0])}${left_out.length > 1 ? ` and ${number(left_out.length - 1)} more` : ""}` : "";
+    this.folderTold.textContent = total ? `Reading ${number(done + 1)} of ${number(total)} files …` : files === undefined ? NO_FOLDER : `${counted(passages, "passage")} of ${counted(files, "file")}${others}`;
+  }
+
+  /** Return the names of tools that the model is not told. */
+  get leftOut() {
+    return [...this.eachTool.querySelectorAll("input:not(:checked)")].map((each) => each.value);
+  }
+
   showFigures() {
     document.documentElement.dataset.figures = this.figures.checked ? "on" : "off";
   }
@@ -152,13 +198,15 @@ export class Settings {
 
   /** Return the fields of a request for an answer. */
   get values() {
-    const values = { ...this.sampling.values, tools: this.hasTools.checked };
+    const values = { ...this.sampling.values, tools: this.hasTools.checked, without_tools: this.leftOut };
     return this.thinking.value && !this.thinking.disabled ? { ...values, thinking: this.thinking.value === "true" } : values;
   }
 
-  /** Return the fields of a request for the second answer beside one with `values` of a model. */
-  secondValues(values) {
-    return { ...values, ...this.second.values, ...(this.model.value ? { model: this.model.value } : {}) };
+  /** Return the fields of the requests for all answers beside one with `values` of a model. */
+  sides(values) {
+    const second = { ...values, ...this.second.values, ...(this.model.value ? { model: this.model.value } : {}) };
+    const further = (at) => ({ ...values, ...(values.seed === undefined ? {} : { seed: values.seed + at }) });
+    return Array.from({ length: Number(this.answers.value) }, (_, at) => [values, second][at] ?? further(at));
   }
 }
 

@@ -39,7 +39,7 @@ export function stepsElement(data, chosen, quoted, taker) {
   );
   const headings = ["candidate", "by the sliders", ...steps.map(({ name }) => clean(name)), ""];
   const total = h("tr", {}, h("th", { scope: "row" }, "left"), left, ...steps.map((step) => h("td", { class: "align-right" }, number(step.left))), h("td", {}));
-  const table = h("table", {}, h("thead", {}, h("tr", {}, headings.map((each) => h("th", { scope: "col" }, each)))), h("tbody", {}, rows, total));
+  const table = h("table", {}, h("thead", {}, h("tr", {}, headings.map((each) => (each ? h("th", { scope: "col" }, each) : h("td", {}))))), h("tbody", {}, rows, total));
   const inputs = Object.entries(SLIDERS).map(([name, { high, step }]) => h("input", { type: "range", name, min: 0, max: Math.max(high, start[name]), step, value: start[name], input: draw }));
   const outputs = inputs.map(() => h("output", {}));
 

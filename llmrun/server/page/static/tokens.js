@@ -194,7 +194,7 @@ export class TokenView {
       byId("token").close();
       this.take([...this.tokens.slice(0, at), { ...each, top_logprobs: this.tokens[at].top_logprobs }], text);
     };
-    return button("Take this one instead", take, { "aria-label": `Take ${quoted(each.token)} instead` });
+    return button("Take", take, { "aria-label": `Take ${quoted(each.token)} instead` });
   }
 }
 

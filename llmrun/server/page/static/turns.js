@@ -1,7 +1,7 @@
 // A question or an answer as an element, and the figures of an answer.
 
 import { argumentsText } from "./calls.js";
-import { button, clean, h, number, short } from "./dom.js";
+import { button, clean, h, icon, number, short } from "./dom.js";
 import { copy, render } from "./markdown.js";
 
 export const ENDS = { length: "cut off: no more tokens were allowed", cancelled: "stopped", interrupted: "interrupted", repeats: "stopped: it repeated itself" };
@@ -35,16 +35,21 @@ function alternatives(entry, go) {
   return h(
     "span",
     { class: "alternatives change", role: "group", "aria-label": `Other versions of this ${kind}` },
-    button("‹", () => go(all[at - 1]), { disabled: at === 0, "aria-label": "Version before" }),
+    button("‹", () => go(all[at - 1]), { class: "ghost", disabled: at === 0, "aria-label": "Version before" }),
     ` ${at + 1} of ${all.length} `,
-    button("›", () => go(all[at + 1]), { disabled: at + 1 === all.length, "aria-label": "Next version" }),
+    button("›", () => go(all[at + 1]), { class: "ghost", disabled: at + 1 === all.length, "aria-label": "Next version" }),
   );
 }
+
+/** Return a button below a turn: an icon, with its name for those who don't see it. */
+const action = (name, words, click, properties = {}) =>
+  h("button", { type: "button", click, title: words, ...properties, class: `ghost ${properties.class ?? ""}` }, icon(name), h("span", { class: "hidden" }, words));
 
 /** Return a button that becomes a link to the explanation, which takes seconds to compute. */
 function explainer(explain) {
   let stopper = null;
-  const pressed = button("Explain", async () => {
+  const rest = [icon("explain"), h("span", { class: "hidden" }, "Explain")];
+  const pressed = h("button", { type: "button", class: "ghost change", title: "Explain: compute this answer again, and show every step on a page of its own", click: async () => {
     if (stopper) return void stopper.abort();
     stopper = new AbortController();
     const began = performance.now();
@@ -58,14 +63,14 @@ function explainer(explain) {
     const address = await explain(stopper.signal, tell);
     clearInterval(clock);
     stopper = null;
-    pressed.textContent = "Explain";
+    pressed.replaceChildren(...rest);
     if (!address) return;
     const link = h("a", { href: address, target: "_blank", rel: "noopener" }, "Open the explanation");
     pressed.replaceWith(link);
     link.focus();
     const tab = window.open(address, "_blank"); // browsers refuse it some seconds after the press: the link stays
     if (tab) tab.opener = null;
-  }, { class: "change", title: "Compute this answer again, and show every step on a page of its own" });
+  } }, rest);
   return pressed;
 }
 
@@ -78,14 +83,14 @@ export function questionElement(entry, { edit, go, answer }) {
       ...(entry.files ? [h("details", { class: "hint" }, h("summary", {}, "Text files"), h("pre", { class: "plain" }, clean(entry.files)))] : []),
       ...(entry.passages.length ? [passagesElement(entry)] : []),
       ...entry.media.map((name) => h("p", { class: "hint" }, `Attached: ${clean(name)}`)),
-      h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), button("Edit", open, { class: "change" }), alternatives(entry, go)),
+      h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), action("edit", "Edit", open, { class: "change" }), alternatives(entry, go)),
     );
   const open = () => {
     const input = h("textarea", { rows: "3", "aria-label": "Question" });
     input.value = entry.text;
     const send = () => input.value.trim() && edit(input.value);
     input.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") show();
+      if (event.key === "Escape") (event.stopPropagation(), show(), element.querySelector("button")?.focus());
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) (event.preventDefault(), send());
     });
     element.replaceChildren(input, h("div", { class: "buttons" }, button("Cancel", show), button("Ask this instead", send, { class: "main change" })));
@@ -120,6 +125,12 @@ export function roundElement({ text, calls }, decide) {
 
 export const resultElement = (text) => h("details", {}, h("summary", {}, "Result"), h("pre", { class: "plain" }, clean(text)));
 
+/** Return the name of a model, the last part of a path. */
+function shortName(model) {
+  const parts = clean(model).split(/[\\/]/);
+  return parts[0] ? clean(model) : parts.at(-1);
+}
+
 /** Return the parts of an answer: its reasoning folded, its text, and a row below. */
 export function answerParts(model) {
   const summary = h("summary", {}, "Reasoning");
@@ -128,7 +139,8 @@ export function answerParts(model) {
   const rounds = h("div", {});
   const text = h("div", { class: "text markdown", dir: "auto" });
   const below = h("div", { class: "below" });
-  const element = h("article", { class: "answer", "aria-label": `Answer of ${clean(model)}` }, folded, rounds, text, below);
+  const name = shortName(model);
+  const element = h("article", { class: "answer", "aria-label": `Answer of ${name}` }, h("div", { class: "author" }, icon("mark"), h("b", {}, name)), folded, rounds, text, below);
   return { element, folded, summary, reasoning, rounds, text, below };
 }
 
@@ -141,7 +153,7 @@ export function answerElement(entry, { retry, resume, go, explain, limit, view, 
   if (view) parts.text.replaceChildren(view.element);
   else render(parts.text, entry.text);
   parts.below.replaceChildren(
-    h("div", { class: "buttons" }, button("Copy", copy(entry.text), { "aria-label": "Copy this answer" }), button("Retry", retry, { class: "change" }), resume && button("Continue", resume, { class: "change", "aria-label": "Continue this answer where it ended" }), explainer(explain), alternatives(entry, go)),
+    h("div", { class: "buttons" }, action("copy", "Copy", copy(entry.text)), action("retry", "Retry", retry, { class: "change", title: "Retry: answer again" }), resume && action("continue", "Continue", resume, { class: "change", title: "Continue this answer where it ended" }), explainer(explain), alternatives(entry, go)),
   );
   showFigures(parts.element, entry, limit);
   return parts.element;
@@ -151,11 +163,10 @@ export function answerElement(entry, { retry, resume, go, explain, limit, view, 
 export function showFigures(element, entry, limit) {
   const rows = figureRows(entry.stats, limit);
   const main = rows.filter(([name]) => name === "speed" || name === "first token").map(([name, value]) => (name === "speed" ? value : `${name} after ${value}`));
-  const model = clean(entry.model).split(/[\\/]/);
-  const words = [model[0] ? clean(entry.model) : model.at(-1), ENDS[entry.finish]].filter(Boolean).join(" · ");
-  const numbers = h("span", { class: "numbers" }, main.map((each) => ` · ${each}`).join(""));
+  const words = ENDS[entry.finish] ?? "";
+  const numbers = h("span", { class: "numbers" }, `${words && main.length ? " · " : ""}${main.join(" · ")}`);
   const old = element.querySelector(".below > .figures");
   const rest = h("dl", {}, rows.flatMap(([name, value, what]) => [h("dt", { title: what }, name), h("dd", { title: what }, value)]));
-  const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words, numbers), rest);
+  const made = h("details", { class: "figures hint", open: old?.open }, h("summary", { title: "All figures" }, words && h("span", { class: "end" }, words), numbers, !words && !main.length && "Figures"), rest);
   old ? old.replaceWith(made) : element.querySelector(".below").append(made);
 }
