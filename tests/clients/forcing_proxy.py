@@ -10,7 +10,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -147,9 +147,10 @@ def changing(
                     self.send_header(name, value)
             self.send_header("Connection", "close")
             self.end_headers()
-            while piece := answer.read1(65_536):
-                self.wfile.write(piece)
-                self.wfile.flush()
+            with suppress(ConnectionError):  # the client left
+                while piece := answer.read1(65_536):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
             connection.close()
             self.close_connection = True
             answered(seen[-1])

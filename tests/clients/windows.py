@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.agent_session import WORDS
 from forcing_proxy import Seen, changing
+from images import write_png
 from scripted_serve import FAMILIES, FAMILY, FOLDER, Answer, Call
 from support.real_server import RealServer
 from wide_model import write_wide_model
@@ -40,10 +41,11 @@ from llmrun.cli.agents import AGENTS
 
 WINDOWS = (32_768, 49_152, 65_536, 131_072)
 SUMMARIES, MOST_READS, MOST_FILES = 2, 80, 80
+IMAGE_AT = 2  # the file that is an image, for agents that read them
 FEWEST_TURNS = 4  # between two summaries, for a session that does not only summarize
 COLUMNS = (
     "agent", "window", "family", "result", "first prompt", "requests", "turns between", "summarized at", "computed",
-    "by summaries",
+    "by summaries", "next day",
 )  # fmt: skip
 QUESTION = "Read the text files one after the other, each as a whole, and say what is in them."
 THOUGHT = "The user wants all files. I have read some of them; the next one is still missing, so I read it as a whole."
@@ -52,7 +54,7 @@ SUMMARY = "The user wants to know what is in the text files. " + " ".join(
 )
 ASKS_FOR_SUMMARY = re.compile(
     r"detailed summary|context checkpoint|state_snapshot|(summary of|summarize) (the|this|our) (conversation|session)"
-    r"|anchored summary|handoff",
+    r"|anchored summary|existing summary|handoff",
     re.IGNORECASE,
 )
 READERS = re.compile(r"^(read|read_file|read_files|view|cat)$", re.IGNORECASE)
@@ -69,7 +71,16 @@ ARGUMENTS = {
     "copilot": ("--allow-all", "--no-auto-update", "-p", QUESTION),
     "goose": ("run", "--text", QUESTION),
 }
+NEXT_DAY = {
+    "claude": ("--continue", *ARGUMENTS["claude"]),
+    "codex": (*ARGUMENTS["codex"][:-1], "resume", "--last", QUESTION),
+    "opencode": ("run", "--continue", QUESTION),
+    "qwen": ("--continue", *ARGUMENTS["qwen"]),
+    "continue": ("--resume", *ARGUMENTS["continue"]),
+    "pi": ("--continue", *ARGUMENTS["pi"]),
+}
 INPUT = {"pi": json.dumps({"type": "prompt", "message": QUESTION}) + "\n"}
+IDLE_SECONDS = 8  # the server saves conversations when it is idle
 
 
 class Request(NamedTuple):
@@ -84,12 +95,13 @@ class Request(NamedTuple):
 class Player:
     """Chooses the answer of each request, and notes what the server's log says of it."""
 
-    def __init__(self, script: Path, work: Path, log: Path) -> None:
+    def __init__(self, script: Path, work: Path, log: Path, before: Player | None) -> None:
         self._script, self._work, self._log = script, work, log
-        self._lock, self._offset = threading.Lock(), 0
+        self._lock, self._own, self._offset = threading.Lock(), threading.local(), 0
         self._n_asked = self._n_read = 0
-        self._kinds: list[str] = []
         self.requests: list[Request] = []
+        self.before = before  # of the session, before the server's restart
+        self.status = 0  # of the agent
 
     @property
     def has_ended(self) -> bool:
@@ -106,8 +118,7 @@ class Player:
         """Give the request the seed of its answer."""
         with self._lock:
             self._n_asked += 1
-            kind, answer = self._answer(protocol, body)
-            self._kinds.append(kind)
+            self._own.kind, answer = self._answer(protocol, body)
             if answer is not None:
                 self._script.joinpath(f"{self._n_asked}.json").write_text(json.dumps(answer))
                 body["seed"] = self._n_asked
@@ -121,7 +132,7 @@ class Player:
         if call is None:
             schema = schema_of(body)
             return "other", Answer(json.dumps(instance(schema)) if schema else "Words in files")
-        if self.n_summaries >= SUMMARIES or self._n_read >= MOST_READS:
+        if self.before or self.n_summaries >= SUMMARIES or self._n_read >= MOST_READS:
             return "end", Answer("All files have words in no order.", THOUGHT)
         self._n_read += 1
         return "read", Answer("I read the next file.", THOUGHT, call)
@@ -129,9 +140,10 @@ class Player:
     def _call(self, tools: Mapping[str, Mapping[str, Any]]) -> Call | None:
         """Return the call that reads the next file."""
         path = str(self._work / f"f{self._n_read % MOST_FILES:02}.txt")
+        image = str(self._work / "red.png")
         for name, schema in tools.items():
             if READERS.match(name):
-                return Call(name, dict(arguments(schema, path)))
+                return Call(name, dict(arguments(schema, image if self._n_read == IMAGE_AT else path)))
         for name, schema in tools.items():
             if SHELLS.match(name):
                 return Call(name, dict(arguments(schema, f"cat {path}")))
@@ -139,11 +151,11 @@ class Player:
 
     def answered(self, seen: Seen) -> None:
         """Note a response, with the log's figures."""
-        if seen.method != "POST" or "count_tokens" in seen.path:
+        kind = self._own.__dict__.pop("kind", "")
+        if not kind:
             return
         facts = self._next_facts(seen.path.partition("?")[0])
         with self._lock:
-            kind = self._kinds[len(self.requests)] if len(self.requests) < len(self._kinds) else "other"
             prompt, cached = facts.get("prompt_tokens", 0), facts.get("cached_tokens", 0)
             self.requests.append(Request(kind, prompt, prompt - cached, seen.status))
             result = seen.results[-1] if seen.results else ""
@@ -229,6 +241,7 @@ def write_files(folder: Path, n_words: int) -> None:
         draw = random.Random(number)
         lines = (" ".join(draw.choices(WORDS, k=12)) for _ in range(n_words // 12))
         folder.joinpath(f"f{number:02}.txt").write_text("\n".join(lines) + "\n")
+    write_png(folder / "red.png")
 
 
 @contextmanager
@@ -253,49 +266,55 @@ def environment(home: Path, work: Path, hub: str) -> dict[str, str]:
 
 
 def run(agent: str, window: int, family: str, model: Path, command: str, share: int) -> str:
-    """Run a session; return the line of the table."""
+    """Run a session, and go on with it after a restart of the server; return the line of the table."""
     with tempfile.TemporaryDirectory(prefix="llmrun-windows-") as folder:
         home, work, script = (Path(folder) / name for name in ("home", "work", "script"))
         for each in (home, script):
             each.mkdir()
         write_files(work, window // share * 3 // 4)
         hub = os.environ.get("HF_HOME") or str(Path("~/.cache/huggingface").expanduser())
-        with serving(model, family, window, home, script) as server:
-            player = Player(script, work, server.log)
-            with changing(server.port, player.change, player.answered) as (address, _):
-                words = [command, "launch", agent, "wide", "--at", address, "--any-window", "--", *ARGUMENTS[agent]]
-                output = Path(folder) / "output"
-                with output.open("wb") as written:
-                    process = subprocess.Popen(
-                        words,
-                        env=environment(home, work, hub),
-                        cwd=work,
-                        stdin=subprocess.PIPE,
-                        stdout=written,
-                        stderr=subprocess.STDOUT,
-                        text=True,
-                    )
-                    assert process.stdin is not None
-                    with process.stdin:  # an agent that reads it works until it ends
-                        process.stdin.write(INPUT.get(agent, ""))
-                        process.stdin.flush()
-                        while agent in INPUT and not player.has_ended and process.poll() is None:
-                            time.sleep(0.1)
-                    status = process.wait()
-        said = output.read_text(errors="replace").strip()
-        print(said[-1500:], file=sys.stderr)
-        return line(agent, window, family, status, player)
+        player: Player | None = None
+        for words in filter(None, (ARGUMENTS[agent], NEXT_DAY.get(agent))):
+            with serving(model, family, window, home, script) as server:
+                player = Player(script, work, server.log, player)
+                with changing(server.port, player.change, player.answered) as (address, _):
+                    launched = [command, "launch", agent, "wide", "--at", address, "--any-window", "--", *words]
+                    player.status = run_agent(launched, environment(home, work, hub), work, INPUT.get(agent), player)
+                time.sleep(IDLE_SECONDS)
+        assert player is not None
+        return line(agent, window, family, player)
 
 
-def line(agent: str, window: int, family: str, status: int, player: Player) -> str:
+def run_agent(command: list[str], variables: Mapping[str, str], work: Path, lines: str | None, player: Player) -> int:
+    """Run an agent, and print the end of its output; return its exit status.
+
+    Args:
+        lines: for an agent that reads its questions from stdin until that ends.
+    """
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, env=variables, cwd=work, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdin is not None
+        with process.stdin:
+            process.stdin.write(lines or "")
+            process.stdin.flush()
+            while lines and not player.has_ended and process.poll() is None:
+                time.sleep(0.1)
+        status = process.wait()
+        output.seek(0)
+        print(output.read().strip()[-1500:], file=sys.stderr)
+        return status
+
+
+def line(agent: str, window: int, family: str, last: Player) -> str:
     """Return the line of the table."""
-    requests = player.requests
+    player = last.before or last
+    requests, status = player.requests, player.status
+    next_day = [each for each in last.requests if each.kind == "end"] if last.before else []
     kinds = [each.kind for each in requests if each.kind in ("read", "summary")]
-    fills = [
-        before.prompt
-        for before, each in pairwise(requests)
-        if each.kind == "summary" and before.kind != "summary" and before.prompt
-    ]
+    taken = [each for each in requests if each.prompt]  # not refused as too long
+    fills = [each.prompt for each, after in pairwise(taken) if (each.kind, after.kind) == ("read", "summary")]
     ends = [number for number, (before, kind) in enumerate(pairwise(kinds)) if (before, kind) == ("read", "summary")]
     turns = kinds[ends[0] : ends[1]].count("read") if len(ends) > 1 else 0
     verdict = "ends" if status else "works" if turns >= FEWEST_TURNS else "thrashes" if turns else "summarized less"
@@ -307,6 +326,7 @@ def line(agent: str, window: int, family: str, status: int, player: Player) -> s
         f"{', '.join(f'{fill / 1000:.1f}k' for fill in fills)} ({max(fills, default=0) / window:.0%})",
         f"{computed / max(prompts, 1):.1%} ({computed / 1000:.0f}k of {prompts / 1000:.0f}k)",
         f"{of_summaries / 1000:.1f}k",
+        f"{next_day[0].computed:,} of {next_day[0].prompt:,}, rc {last.status}" if next_day else "-",
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
