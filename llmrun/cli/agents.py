@@ -223,7 +223,8 @@ def _crush(server: Endpoint, folder: str, described: str) -> AgentSettings:
 
 
 def _continue(server: Endpoint, folder: str, described: str) -> AgentSettings:
-    limits = {"contextLength": server.n_ctx, "maxTokens": _longest_answer(server)} if server.n_ctx else {}
+    # It summarizes when twice the longest answer is left.
+    limits = {"contextLength": server.n_ctx, "maxTokens": _longest_answer(server, share=8)} if server.n_ctx else {}
     model = {
         "name": server.model,
         "provider": "openai",
@@ -280,7 +281,7 @@ def _cline(server: Endpoint, folder: str, described: str) -> AgentSettings:
 
 
 def _copilot(server: Endpoint, folder: str, described: str) -> AgentSettings:
-    answer = _longest_answer(server)
+    answer = _longest_answer(server, share=8)  # it summarizes at three quarters of what that leaves
     limits = {
         "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(server.n_ctx - answer),
         "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(answer),

@@ -153,6 +153,8 @@ def test_continue() -> None:
     assert found.arguments == ("--config", "FOLDER/continue.yaml")
     assert (model["model"], model["apiBase"]) == (SERVER.model, "http://127.0.0.1:8080/v1")
     assert model["apiKey"] == "${{ secrets.LLMRUN_AGENT_KEY }}"
+    # It leaves twice as many tokens free, and a fifth of the rest at least: 70 % of the window are in use before.
+    assert model["defaultCompletionOptions"] == {"contextLength": 65_536, "maxTokens": 8192}
     assert found.environment["LLMRUN_AGENT_KEY"]
 
 
@@ -161,7 +163,7 @@ def test_copilot_keeps_room_for_the_answer() -> None:
     assert (variables["COPILOT_MODEL"], variables["COPILOT_OFFLINE"]) == (SERVER.model, "true")
     assert variables["COPILOT_PROVIDER_BASE_URL"] == "http://127.0.0.1:8080/v1"
     limits = (variables["COPILOT_PROVIDER_MAX_PROMPT_TOKENS"], variables["COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"])
-    assert limits == ("49152", "16384")
+    assert limits == ("57344", "8192")
 
 
 def test_goose() -> None:

@@ -74,7 +74,7 @@ def _qwen_coder(answer: Answer, inside: bool) -> str:
 
 
 def _gpt_oss(answer: Answer, inside: bool) -> str:
-    analysis = f"<|channel|>analysis<|message|>{answer.reasoning}<|end|><|start|>assistant"
+    analysis = _thought(answer, inside, "<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
     if answer.call is None:
         return f"{analysis}<|channel|>final<|message|>{answer.text}<|return|>"
     name, arguments = answer.call.name, json.dumps(answer.call.arguments)
@@ -164,7 +164,7 @@ def _serve_engine() -> None:
             return SequenceSampler(params, vocabulary, prompt, constraint, *others, **named)
         remember, logprobs, _, *banned = others
         tail = b"".join(vocabulary.piece(token) or vocabulary.control_piece(token) for token in prompt[-16:])
-        text = family.write(Answer.read(path), tail.rstrip().endswith(b"<think>"))
+        text = family.write(Answer.read(path), tail.rstrip().endswith((b"<think>", b"analysis<|message|>")))
         script = Script(vocabulary.tokenize(text, special=True, begins=False), vocabulary.ends, vocabulary.n_tokens)
         return SequenceSampler(
             replace(params, seed=None), vocabulary, prompt, script, remember, logprobs, None, *banned, **named

@@ -91,6 +91,16 @@ CASES = (
     Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
     Case("pi", "bash", [[Call("bash", {"command": f"echo {SAID}"})]], ("--offline", "-p", "Do it"), SAID),
     Case("continue", "Bash", [[Call("Bash", {"command": f"echo {SAID}"})]], ("--auto", "-p", "Do it"), SAID),
+    Case("cline", "run_commands", [[Call("run_commands", {"commands": [f"echo {SAID}"]})]], ("Do it",), SAID),
+    Case("cline", "read_files of a PNG", [[Call("read_files", {"files": [{"path": "PNG"}]})]], ("Do it",), "image"),
+    Case("copilot", "bash", [[Call("bash", ECHO)]], ("--allow-all", "--no-auto-update", "-p", "Do it"), SAID),
+    Case(
+        "goose",
+        "shell",
+        [[Call("shell", {"command": f"echo {SAID}"}), Call("developer__shell", {"command": f"echo {SAID}"})]],
+        ("run", "--text", "Do it"),
+        SAID,
+    ),
 )
 
 
@@ -112,12 +122,9 @@ class Agents:
         if shutil.which(AGENTS[case.agent].executable) is None:
             ROWS.append(Row(case.agent, "-", case.done, "skipped: not installed"))
             pytest.skip(f"{case.agent} is not installed")
-        image = str(write_png(self._folder / "red.png"))
+        image = json.dumps(str(write_png(self._folder / "red.png")))
         script = [
-            [
-                call._replace(arguments={k: image if v == "PNG" else v for k, v in call.arguments.items()})
-                for call in calls
-            ]
+            [call._replace(arguments=json.loads(json.dumps(call.arguments).replace('"PNG"', image))) for call in calls]
             for calls in case.script
         ]
         with forcing(self._server.port, script) as (address, seen):
