@@ -15,7 +15,8 @@ from llmrun.protocol.codec import load_json
 
 _CODEX_MODELS = ("debug", "models", "--bundled")
 _CODEX_CATALOG = "codex-models.json"
-_SMALL_SHARE = 16  # for agents that keep another 13,000 tokens free for their summary: Claude Code and Qwen Code
+_SMALL_SHARE = 16  # for agents that keep more tokens free for their summary: Claude Code and Qwen Code
+_QWEN_RESERVE = 33_000  # tokens: 20,000 for the summary, and 13,000 more
 _RESULT_SHARE = 8  # of the window, that one result of a tool may take
 _MOST_RESULT = 25_000  # tokens, Claude Code's own limit
 _MOST_OUTPUT, _CHARACTERS_A_TOKEN = 30_000, 3  # Claude Code's own limit of a command's output, in characters
@@ -77,7 +78,6 @@ def _claude(server: Endpoint, folder: str, described: str) -> AgentSettings:
     result = server.n_ctx // _RESULT_SHARE  # with its own limits, two results fill a window of 64k
     window = {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx),
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.n_ctx),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_SMALL_SHARE)),
         "CLAUDE_CODE_FILE_READ_MAX_OUTPUT_TOKENS": str(min(result, _MOST_RESULT)),
         "MAX_MCP_OUTPUT_TOKENS": str(min(result, _MOST_RESULT)),
@@ -179,9 +179,11 @@ def _qwen(server: Endpoint, folder: str, described: str) -> AgentSettings:
         return AgentSettings(environment, arguments)
     file = "qwen-defaults.json"  # the user's own settings come before it
     window = {"QWEN_CODE_SYSTEM_DEFAULTS_PATH": f"{folder}/{file}"}
-    # It summarizes when the longest answer and 13,000 tokens are left; its summary quotes up to five files.
+    # It summarizes when 33,000 tokens are left, half of a window of 64k, and then quotes up to five files. So it is
+    # told a window in which three quarters of the real one are in use by then.
+    told = max(server.n_ctx, server.n_ctx * 3 // 4 + _QWEN_RESERVE)
     answer = {"QWEN_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_SMALL_SHARE))}
-    defaults = {"model": {"generationConfig": {"contextWindowSize": server.n_ctx}}}
+    defaults = {"model": {"generationConfig": {"contextWindowSize": told}}}
     return AgentSettings({**environment, **window, **answer}, arguments, {file: json.dumps(defaults)})
 
 
@@ -221,7 +223,8 @@ def _crush(server: Endpoint, folder: str, described: str) -> AgentSettings:
 
 
 def _continue(server: Endpoint, folder: str, described: str) -> AgentSettings:
-    limits = {"contextLength": server.n_ctx, "maxTokens": _longest_answer(server)} if server.n_ctx else {}
+    # It summarizes when twice the longest answer is left.
+    limits = {"contextLength": server.n_ctx, "maxTokens": _longest_answer(server, share=8)} if server.n_ctx else {}
     model = {
         "name": server.model,
         "provider": "openai",
@@ -263,24 +266,67 @@ def _pi(server: Endpoint, folder: str, described: str) -> AgentSettings:
     return AgentSettings({"LLMRUN_AGENT_KEY": server.key or PLACEHOLDER_KEY}, arguments, {file: extension})
 
 
+def _cline(server: Endpoint, folder: str, described: str) -> AgentSettings:
+    provider, file = "openai-compatible", "cline.json"
+    limits = {"contextWindow": server.n_ctx, "maxTokens": _longest_answer(server)} if server.n_ctx else {}
+    settings = {"provider": provider, "model": server.model, "baseUrl": server.openai_url, **limits}
+    entry = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    config = {"version": 1, "lastUsedProvider": provider, "providers": {provider: entry}}
+    environment = {
+        "CLINE_PROVIDER_SETTINGS_PATH": f"{folder}/{file}",
+        "OPENAI_API_KEY": server.key or PLACEHOLDER_KEY,
+    }
+    arguments = ("--provider", provider, "--model", server.model)
+    return AgentSettings(environment, arguments, {file: json.dumps(config)})
+
+
+def _copilot(server: Endpoint, folder: str, described: str) -> AgentSettings:
+    answer = _longest_answer(server, share=8)  # it summarizes at three quarters of what that leaves
+    limits = {
+        "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(server.n_ctx - answer),
+        "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(answer),
+    }
+    return AgentSettings({
+        "COPILOT_PROVIDER_TYPE": "openai",
+        "COPILOT_PROVIDER_BASE_URL": server.openai_url,
+        "COPILOT_PROVIDER_API_KEY": server.key or PLACEHOLDER_KEY,
+        "COPILOT_MODEL": server.model,
+        "COPILOT_OFFLINE": "true",  # asks nothing of GitHub
+        **(limits if server.n_ctx else {}),
+    })  # fmt: skip
+
+
+def _goose(server: Endpoint, folder: str, described: str) -> AgentSettings:
+    limits = {"GOOSE_CONTEXT_LIMIT": str(server.n_ctx), "GOOSE_MAX_TOKENS": str(_longest_answer(server))}
+    return AgentSettings({
+        "GOOSE_PROVIDER": "openai",
+        "GOOSE_MODEL": server.model,
+        "OPENAI_HOST": server.address,
+        "OPENAI_API_KEY": server.key or PLACEHOLDER_KEY,
+        **(limits if server.n_ctx else {}),
+    })  # fmt: skip
+
+
 def _longest_answer(server: Endpoint, share: int = 4) -> int:
     """Return a share of the window: agents subtract the longest answer from it, the rest is for the conversation."""
     return min(max(server.n_ctx // share, _SHORTEST_ANSWER), server.n_ctx // 4, 32_000)
 
 
-# Measured with answers from a script, in windows of 32,768, 49,152 and 65,536 tokens. Qwen Code's window is by
-# reckoning: 48,400 before it summarizes, a first prompt of 18,800, and a summary with 17,000 of files.
+# Measured by tests/clients/windows.py, in windows of 32,768, 49,152 and 65,536 tokens.
 AGENTS = {
     "claude": Agent(
         "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, Needs("2.1.332", 12_700, 49_152)
     ),
     "codex": Agent(
-        "Codex", "codex", "npm install -g @openai/codex", _codex, Needs("0.171.0", 10_400, 32_768), _CODEX_MODELS
+        "Codex", "codex", "npm install -g @openai/codex", _codex, Needs("0.171.0", 10_700, 32_768), _CODEX_MODELS
     ),
     "opencode": Agent("opencode", "opencode", "npm install -g opencode-ai", _opencode, Needs("1.18.33", 7_800, 32_768)),
-    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, Needs("0.24.4", 18_800, 65_536)),
+    "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, Needs("0.24.4", 18_800, 49_152)),
     "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, Needs("1.5.47", 2_200, 32_768)),
     "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, Needs("0.73.1", 1_600, 32_768)),
     "aider": Agent("aider", "aider", "uv tool install aider-chat", _aider, Needs(first_prompt=700)),
     "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", _crush),
+    "cline": Agent("Cline", "cline", "npm install -g cline", _cline),
+    "copilot": Agent("Copilot CLI", "copilot", "npm install -g @github/copilot", _copilot),
+    "goose": Agent("goose", "goose", "brew install block-goose-cli", _goose),
 }

@@ -52,6 +52,8 @@ class DeadlineProtocol(H11Protocol):
         has_more = bool(self.conn.trailing_data[0])  # of the next request, which is read after the current response
         if self.conn.their_state is not h11.SEND_BODY and not (has_more and self.conn.their_state is h11.IDLE):
             self._clear_deadline()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) <= MOST_HEADER_BYTES:
+            self.flow.resume_reading()  # uvicorn pauses it for the next request, and would not see that the client left
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._clear_deadline()

@@ -45,6 +45,7 @@ def test_claude_code_has_one_model_in_all_tiers() -> None:
     assert variables["ANTHROPIC_BASE_URL"] == SERVER.address
     assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
     assert variables["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in variables  # below 100k it only warns
 
 
 def test_codex() -> None:
@@ -97,13 +98,14 @@ def test_claude_code_leaves_room_for_the_conversation(n_ctx: int, longest: int) 
     assert found["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == str(longest)
 
 
-def test_qwen_code_knows_the_window() -> None:
-    found = settings("qwen")
+@pytest.mark.parametrize(("n_ctx", "told"), [(49_152, 69_864), (65_536, 82_152), (262_144, 262_144)])
+def test_qwen_code_is_told_a_window_in_which_it_summarizes_late(n_ctx: int, told: int) -> None:
+    """It does so when 33,000 tokens are left, or 15 %: three quarters of the real window are in use then, or more."""
+    found = settings("qwen", SERVER._replace(n_ctx=n_ctx))
     assert found.environment["QWEN_CODE_SYSTEM_DEFAULTS_PATH"] == "FOLDER/qwen-defaults.json"
     defaults = json.loads(found.files["qwen-defaults.json"])
-    assert defaults["model"]["generationConfig"]["contextWindowSize"] == 65_536
-    # 65,536 - 4,096 - 13,000 tokens before it summarizes: its first prompt and the summary after it take 36,000.
-    assert found.environment["QWEN_CODE_MAX_OUTPUT_TOKENS"] == "4096"
+    assert defaults["model"]["generationConfig"]["contextWindowSize"] == told
+    assert n_ctx * 3 // 4 <= min(told - 33_000, told * 0.85) <= n_ctx * 0.88
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,9 @@ def test_opencode() -> None:
     assert provider["models"][SERVER.model]["limit"]["context"] == 65_536
 
 
-FILES = [("aider", "model-metadata.json"), ("crush", "crush.json"), ("continue", "continue.yaml")]
+FILES = [
+    ("aider", "model-metadata.json"), ("crush", "crush.json"), ("continue", "continue.yaml"), ("cline", "cline.json"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "file"), FILES)
@@ -149,7 +153,23 @@ def test_continue() -> None:
     assert found.arguments == ("--config", "FOLDER/continue.yaml")
     assert (model["model"], model["apiBase"]) == (SERVER.model, "http://127.0.0.1:8080/v1")
     assert model["apiKey"] == "${{ secrets.LLMRUN_AGENT_KEY }}"
+    # It leaves twice as many tokens free, and a fifth of the rest at least: 70 % of the window are in use before.
+    assert model["defaultCompletionOptions"] == {"contextLength": 65_536, "maxTokens": 8192}
     assert found.environment["LLMRUN_AGENT_KEY"]
+
+
+def test_copilot_keeps_room_for_the_answer() -> None:
+    variables = settings("copilot").environment
+    assert (variables["COPILOT_MODEL"], variables["COPILOT_OFFLINE"]) == (SERVER.model, "true")
+    assert variables["COPILOT_PROVIDER_BASE_URL"] == "http://127.0.0.1:8080/v1"
+    limits = (variables["COPILOT_PROVIDER_MAX_PROMPT_TOKENS"], variables["COPILOT_PROVIDER_MAX_OUTPUT_TOKENS"])
+    assert limits == ("57344", "8192")
+
+
+def test_goose() -> None:
+    variables = settings("goose").environment
+    assert (variables["OPENAI_HOST"], variables["GOOSE_MODEL"]) == (SERVER.address, SERVER.model)
+    assert variables["GOOSE_CONTEXT_LIMIT"] == "65536"
 
 
 @pytest.mark.parametrize("name", AGENTS)
@@ -347,10 +367,10 @@ def test_print_says_whether_a_server_runs_and_the_window_is_enough(capsys: pytes
 
 
 def test_the_list_says_which_agents_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_expected", lambda *_: Target(SERVER._replace(n_ctx=49_152)))
+    monkeypatch.setattr(launch, "_expected", lambda *_: Target(SERVER._replace(n_ctx=32_768)))
     assert call(["launch", "--json"]) == 0
     facts = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
-    assert (facts["claude"]["fits"], facts["qwen"]["fits"], facts["crush"]["fits"]) == (True, False, None)
+    assert (facts["pi"]["fits"], facts["qwen"]["fits"], facts["crush"]["fits"]) == (True, False, None)
     assert [name for name in facts if facts[name]["smallest_window"]][-1] == "qwen"
     monkeypatch.setattr(launch, "_expected", no_model)
     assert call(["launch"]) == 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -96,6 +96,26 @@ def forcing(port: int, script: Sequence[Sequence[Call]]) -> Iterator[tuple[str, 
     Args:
         script: the calls one after the other, each with other names that versions of the client have for the tool.
     """
+
+    def change(protocol: str, body: dict[str, Any]) -> None:
+        n_called = len(results(protocol, body))
+        calls = script[n_called] if n_called < len(script) else ()
+        if not any(force(protocol, body, call) for call in calls):
+            finish(protocol, body)
+
+    with changing(port, change) as (address, seen):
+        yield address, seen
+
+
+@contextmanager
+def changing(
+    port: int, change: Callable[[str, dict[str, Any]], None], answered: Callable[[Seen], None] = lambda seen: None
+) -> Iterator[tuple[str, list[Seen]]]:
+    """Yield the address of a proxy that changes the bodies of requests for answers, and the list of all requests.
+
+    Args:
+        answered: called after each response.
+    """
     seen: list[Seen] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -106,14 +126,13 @@ def forcing(port: int, script: Sequence[Sequence[Call]]) -> Iterator[tuple[str, 
 
         def _pass_on(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
-            content, found = self.rfile.read(length) if length else b"", ()
+            content = self.rfile.read(length) if length else b""
+            found: tuple[str, ...] = ()
             protocol = PROTOCOLS.get(self.path.partition("?")[0])
             if protocol and content:
                 body = json.loads(content)
                 found = results(protocol, body)
-                calls = script[len(found)] if len(found) < len(script) else ()
-                if not any(force(protocol, body, call) for call in calls):
-                    finish(protocol, body)
+                change(protocol, body)
                 content = json.dumps(body).encode()
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
             dropped = ("host", "content-length", "connection", "accept-encoding", "transfer-encoding")
@@ -128,11 +147,13 @@ def forcing(port: int, script: Sequence[Sequence[Call]]) -> Iterator[tuple[str, 
                     self.send_header(name, value)
             self.send_header("Connection", "close")
             self.end_headers()
-            while piece := answer.read1(65_536):
-                self.wfile.write(piece)
-                self.wfile.flush()
+            with suppress(ConnectionError):  # the client left
+                while piece := answer.read1(65_536):
+                    self.wfile.write(piece)
+                    self.wfile.flush()
             connection.close()
             self.close_connection = True
+            answered(seen[-1])
 
         do_GET = do_POST = do_HEAD = _pass_on  # noqa: N815 - names that http.server calls
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 import subprocess
 import sys
 import time
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from forcing_proxy import DONE, PROTOCOLS, Call, Seen, forcing
+from images import write_png
 from support.real_server import RealServer
 from table import ROWS, Row
 
@@ -92,20 +91,17 @@ CASES = (
     Case("crush", "run, bash", [[Call("bash", ECHO)]], ("run", "Do it"), SAID),
     Case("pi", "bash", [[Call("bash", {"command": f"echo {SAID}"})]], ("--offline", "-p", "Do it"), SAID),
     Case("continue", "Bash", [[Call("Bash", {"command": f"echo {SAID}"})]], ("--auto", "-p", "Do it"), SAID),
+    Case("cline", "run_commands", [[Call("run_commands", {"commands": [f"echo {SAID}"]})]], ("Do it",), SAID),
+    Case("cline", "read_files of a PNG", [[Call("read_files", {"files": [{"path": "PNG"}]})]], ("Do it",), "image"),
+    Case("copilot", "bash", [[Call("bash", ECHO)]], ("--allow-all", "--no-auto-update", "-p", "Do it"), SAID),
+    Case(
+        "goose",
+        "shell",
+        [[Call("shell", {"command": f"echo {SAID}"}), Call("developer__shell", {"command": f"echo {SAID}"})]],
+        ("run", "--text", "Do it"),
+        SAID,
+    ),
 )
-
-
-def png(path: Path) -> Path:
-    """Write a red image of 8 x 8."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    rows = b"".join(b"\0" + b"\xff\0\0" * 8 for _ in range(8))
-    header = struct.pack(">IIBBBBB", 8, 8, 8, 2, 0, 0, 0)
-    parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
-    return path
 
 
 def version(agent: str, environment: dict[str, str]) -> str:
@@ -126,12 +122,9 @@ class Agents:
         if shutil.which(AGENTS[case.agent].executable) is None:
             ROWS.append(Row(case.agent, "-", case.done, "skipped: not installed"))
             pytest.skip(f"{case.agent} is not installed")
-        image = str(png(self._folder / "red.png"))
+        image = json.dumps(str(write_png(self._folder / "red.png")))
         script = [
-            [
-                call._replace(arguments={k: image if v == "PNG" else v for k, v in call.arguments.items()})
-                for call in calls
-            ]
+            [call._replace(arguments=json.loads(json.dumps(call.arguments).replace('"PNG"', image))) for call in calls]
             for calls in case.script
         ]
         with forcing(self._server.port, script) as (address, seen):

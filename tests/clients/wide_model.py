@@ -5,11 +5,14 @@ It prefills an agent's 25,000 tokens within seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
+SPARE = 3  # first of 13 control tokens of SmolLM2 that chat templates do not have
 WIDTH, FEED_FORWARD, LAYERS = 64, 128, 2
 FACTS = {
     "context_length": 131_072, "block_count": LAYERS, "embedding_length": WIDTH, "attention.head_count": 1,
@@ -17,10 +20,22 @@ FACTS = {
 }  # fmt: skip
 
 
-def write_wide_model(source: Path, target: Path) -> Path:
-    """Write the model; `source` is a llama's file."""
+def write_wide_model(source: Path, target: Path, template: str = "", controls: Sequence[str] = ()) -> Path:
+    """Write the model.
+
+    Args:
+        source: a llama's file.
+        template: chat template instead of the source's.
+        controls: texts of control tokens that replace those of the source that no template has.
+    """
     reader, writer, draw = GGUFReader(source), GGUFWriter(target, "llama"), np.random.default_rng(1)
-    changed = {f"llama.{name}": value for name, value in FACTS.items()}
+    changed: dict[str, Any] = {f"llama.{name}": value for name, value in FACTS.items()}
+    if template:
+        changed["tokenizer.chat_template"] = template
+    if controls:
+        tokens = list(reader.fields["tokenizer.ggml.tokens"].contents())
+        tokens[SPARE : SPARE + len(controls)] = controls
+        changed["tokenizer.ggml.tokens"] = tokens
     for name, field in reader.fields.items():
         if not name.startswith("GGUF.") and name != "general.architecture":
             kind = field.types[0]

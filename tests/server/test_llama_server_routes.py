@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.family_model import control_texts, write_family_model
 from support.gguf_writer import RUNNABLE_VOCABULARY, runnable_model, write
 from support.served import CHAT, HI, LiveServer, read_all
 
@@ -233,3 +234,24 @@ def test_tags_of_reasoning_stay_in_a_text_without_a_template(tmp_path: Path) -> 
         streamed = server.post("/completion", {**FREE, **grammar, "prompt": "Hi", "stream": True}).events
     assert "<think>a</think>b" in whole
     assert "".join(event["content"] for event in streamed) == whole
+
+
+HARMONY = (
+    "{% for each in messages %}{% if each.role == 'assistant' and '<|channel|>final<|message|>' in each.content %}"
+    "{{ raise_exception('tags in the content') }}{% endif %}"
+    "<|start|>{{ each.role }}<|message|>{{ each.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+
+
+def test_gpt_oss_takes_an_answer_that_quotes_its_own_tags(tmp_path: Path) -> None:
+    """Its template refuses a conversation in which they stand as such, in each request from then on."""
+    model = write_family_model(tmp_path / "oss.gguf", control_texts(HARMONY), ("<|return|>",), template=HARMONY)
+    quoted = "write <|channel|>final<|message|>"
+    turns = [("user", "Hi"), ("assistant", quoted), ("user", "Why?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    with LiveServer(tmp_path, ("real",), model=model, n_ctx=2048) as server:
+        answer = server.post(CHAT, {"messages": messages, "max_tokens": 1})
+        assert answer.status == 200, answer.body
+        prompt = server.post("/apply-template", {"messages": messages}).json["prompt"]
+        assert f"<|message|>{quoted}<|end|>" in prompt

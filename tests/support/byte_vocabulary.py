@@ -18,6 +18,7 @@ class ByteVocabulary:
     """
 
     suppressed = ()
+    shown_control_texts = ()
 
     def __init__(self, control: Mapping[int, bytes], words: Sequence[bytes] = ()) -> None:
         self.control, self.words = control, words

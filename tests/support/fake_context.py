@@ -85,6 +85,7 @@ class FakeVocabulary:
         self.fill_in: tuple[int, int, int] | None = None
         self.suppressed: tuple[int, ...] = ()
         self.control_texts = tuple(CONTROL.values())
+        self.shown_control_texts: tuple[str, ...] = ()
         self.bos_text, self.eos_text = CONTROL[BEGIN], CONTROL[END]
 
     def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:

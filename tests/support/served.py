@@ -19,6 +19,7 @@ from llmrun.config import load_settings
 from llmrun.lab.cli.explain import explain_for_page
 from llmrun.model import Model
 from llmrun.planning.preferences import LoadPreferences
+from llmrun.protocol.questions import EngineStatus
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.app import AccessRecord
 from llmrun.server.guard import Policy
@@ -146,8 +147,17 @@ class LiveServer:
     @property
     def running(self) -> int:
         """What its engines are doing, as they say."""
-        statuses = asyncio.run_coroutine_threadsafe(self._serving.statuses(), self._loop).result(SECONDS)
-        return sum(status.running for status in statuses.values())
+        return sum(status.running for status in self._statuses())
+
+    @property
+    def computed(self) -> tuple[int, int]:
+        """The tokens that its engines have prefilled and decoded, as they say."""
+        statuses = self._statuses()
+        return sum(status.prefilled for status in statuses), sum(status.decoded for status in statuses)
+
+    def _statuses(self) -> list[EngineStatus]:
+        found = asyncio.run_coroutine_threadsafe(self._serving.statuses(), self._loop).result(SECONDS)
+        return [*found.values()]
 
     @property
     def loaded(self) -> list[str]:

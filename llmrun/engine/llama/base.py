@@ -152,6 +152,10 @@ class Vocabulary(Protocol):
     def control_texts(self) -> tuple[str, ...]:
         """The texts that tokenize(special=True) turns into control tokens."""
 
+    @property
+    def shown_control_texts(self) -> tuple[str, ...]:
+        """Texts of further ones, whose pieces are shown in an answer."""
+
     def tokenize(self, text: str, *, special: bool, begins: bool = True) -> list[int]:
         """Return the token ids of a text, without a begin-of-sequence token.
 

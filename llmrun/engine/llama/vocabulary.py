@@ -36,6 +36,9 @@ _MOST_CHARACTERS = 4 << 20  # of a text that can't be cut: it takes up to 1 KiB 
 _SAMPLE = "ab", "cd"  # words
 # Of byte pairs: std::regex, which splits a text for many models, calls itself for each character of a word or a line.
 _MOST_HERE, _STACK_BYTES, _LEAST_STACK = 2048, 512, 8 << 20
+# Of gpt-oss: llama.cpp makes them user-defined, so that they are shown, and finds them in every text.
+_SHOWN = frozenset({"<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"})
+_INSIDE_SHOWN = re.compile(r"(?<=<)(?=\|(?:channel|constrain|message|start)\|>)")
 _LONG_RUN = re.compile(rf"\S{{{_MOST_WORD_CHARACTERS + 1},}}")
 # What BERT makes a word of its own: punctuation, and the blocks that it calls Chinese.
 _CHINESE = (
@@ -87,6 +90,11 @@ class LlamaVocabulary:
     @cached_property
     def control_texts(self) -> tuple[str, ...]:
         return tuple(map(self._text, self._control_tokens))
+
+    @cached_property
+    def shown_control_texts(self) -> tuple[str, ...]:
+        shown = self._tokens_with(self._llama.LLAMA_TOKEN_ATTR_USER_DEFINED) if self._kind == _BYTE_PAIRS else ()
+        return tuple(text for text in map(self._text, shown) if text in _SHOWN)
 
     @cached_property
     def _control_tokens(self) -> list[int]:
@@ -142,6 +150,12 @@ class LlamaVocabulary:
         """
         if self._damage:
             raise _damaged(self._damage)
+        parts = [text] if special or not self.shown_control_texts else _INSIDE_SHOWN.split(text)
+        for number, part in enumerate(parts):
+            yield from self._pieces_of(part, special=special, begins=begins and number == 0)
+
+    def _pieces_of(self, text: str, *, special: bool, begins: bool) -> Iterator[list[int]]:
+        """Yield the tokens of a text as llama.cpp finds them, which has user-defined tokens even without special."""
         if self._rules is not None:
             for part in self._rules.parts(text, special=special, begins=begins):
                 yield from [[part]] if isinstance(part, int) else self._tokenize(part, special=False)

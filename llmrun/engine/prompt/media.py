@@ -39,14 +39,21 @@ _MP3_RATES = ((11_025, 12_000, 8_000), (), (22_050, 24_000, 16_000), (44_100, 48
 
 
 def without_unreadable(messages: Sequence[Message], modalities: frozenset[Modality]) -> Sequence[Message]:
-    """Replace what the model can't read in results of tools by a line each; files of users stay.
+    """Replace what the model can't read in results of tools by a line each; other files of users stay.
+
+    A result's image may stand in the user's message after it, because many servers take none in a result (Cline).
 
     Args:
         modalities: of the model.
     """
-    if not any(message.role == "tool" and message.media for message in messages):
+    if not any(message.media for message in messages):
         return messages
-    return [_with_lines(message, modalities) if message.role == "tool" else message for message in messages]
+    found, before = list[Message](), ""
+    for message in messages:
+        is_result = message.role == "tool" or (before, message.role) == ("tool", "user")
+        found.append(_with_lines(message, modalities) if is_result and message.media else message)
+        before = message.role
+    return found
 
 
 def _with_lines(message: Message, modalities: frozenset[Modality]) -> Message:

@@ -575,7 +575,7 @@ class PromptWriter:
 
     @cached_property
     def _control_texts(self) -> ControlTexts:
-        return ControlTexts(self._vocabulary.control_texts)
+        return ControlTexts((*self._vocabulary.control_texts, *self._vocabulary.shown_control_texts))
 
     def control_tokens(self, texts: Sequence[str]) -> frozenset[int]:
         tokens = (token for text in texts for token in self._vocabulary.tokenize(text, special=True))

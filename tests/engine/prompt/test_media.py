@@ -108,3 +108,21 @@ def test_in_a_result_it_is_a_line_then(monkeypatch: pytest.MonkeyPatch) -> None:
     (blind,) = without_unreadable([result], frozenset())
     assert blind.content.count("[image omitted: this model has no vision]") == 2
     assert not blind.media
+
+
+def test_in_a_users_message_right_after_a_result_it_is_one_too() -> None:
+    """Some agents pass on a result's image there; an image that a user sends is never left out."""
+    messages = [
+        Message("user", "u", media=(PNG,)),
+        Message("tool", "see the next message"),
+        Message("user", "", media=(PNG,)),
+        Message("user", "this one", media=(PNG,)),
+        Message("tool", "\nb"),
+        Message("user", "\nand this"),
+    ]
+    found = without_unreadable(messages, frozenset())
+    assert [message.content for message in found] == [
+        "u", "see the next message", "[image omitted: this model has no vision]", "this one", "\nb", "\nand this",
+    ]  # fmt: skip
+    assert [len(message.media) for message in found] == [1, 0, 0, 1, 0, 0]
+    assert without_unreadable(messages, MODALITIES) == messages
