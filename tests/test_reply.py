@@ -43,7 +43,7 @@ from llmrun.protocol.messages import (
     TokenLogprob,
 )
 from llmrun.protocol.questions import Compare
-from llmrun.protocol.speculation import AttentionTime, Compared
+from llmrun.protocol.speculation import AttentionTime, ComparisonTimes
 from llmrun.reply import Reply, as_grammar, as_messages, sort_options
 
 HI = Message("user", "hi")
@@ -83,12 +83,12 @@ def test_an_engine_compares_ways_to_compute_while_somebody_waits(
 ) -> None:
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     model = load("normal")
-    found = list[Compared]()
+    found = list[ComparisonTimes]()
     monkeypatch.setattr(model.comparisons, "missing", lambda: Compare(attention=True))
     monkeypatch.setattr(model.comparisons, "remember", found.append)
     with model.while_idle():
         model.tokenize("x")  # answered behind it, so it has been compared
-    assert found == [Compared((AttentionTime(0, 0.01, 0.02),))]
+    assert found == [ComparisonTimes((AttentionTime(0, 0.01, 0.02),))]
     model.close()
     with model.while_idle():  # needs no engine
         pass

@@ -56,7 +56,7 @@ from llmrun.protocol.questions import (
     EngineStatus,
     ExplainChoices,
 )
-from llmrun.protocol.speculation import Compared
+from llmrun.protocol.speculation import ComparisonTimes
 
 if TYPE_CHECKING:
     from llmrun.engine.core.sequence import Sequence
@@ -410,10 +410,10 @@ class EngineProcess:
         explained = [choice._replace(draft=draft) for choice, draft in zip(choices, drafted, strict=True)]
         return AnswerExplanation(tuple(explained))
 
-    def _compare(self, command: Compare) -> Compared:
+    def _compare(self, command: Compare) -> ComparisonTimes:
         model = self._loaded_model()
         attention = model.compare_attention(self._has_queued_command) if command.attention else ()
-        return Compared(attention, model.compare_variants(command.variant_types, self._has_queued_command))
+        return ComparisonTimes(attention, model.compare_variants(command.variant_types, self._has_queued_command))
 
     def _has_queued_command(self) -> bool:
         return self._commands.has_waiting or not self._to_compute.empty()

@@ -24,7 +24,7 @@ from llmrun.protocol.llama_folder import has_variants, library_folder
 from llmrun.protocol.loading import Load
 from llmrun.protocol.questions import Compare
 from llmrun.protocol.sizes import readable_size
-from llmrun.protocol.speculation import AttentionTime, Compared, VariantTime
+from llmrun.protocol.speculation import AttentionTime, ComparisonTimes, VariantTime
 from llmrun.storage import alone_in, disk_errors, write_whole
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Comparisons:
         compare = Compare(attention, uncompared_types(header, hardware, self._load, folder))
         return compare if any(compare) else None
 
-    def remember(self, found: Compared) -> None:
+    def remember(self, found: ComparisonTimes) -> None:
         """Store what was compared.
 
         Raises:

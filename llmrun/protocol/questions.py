@@ -11,7 +11,7 @@ from typing import NamedTuple
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.text import TextTokens, TokenizeText
 from llmrun.protocol.messages import AnswerRequest, DraftedToken, PromptHistory
-from llmrun.protocol.speculation import Compared
+from llmrun.protocol.speculation import ComparisonTimes
 
 
 class TokenCount(NamedTuple):
@@ -104,7 +104,7 @@ DETOKENIZE = JobKind("detokenize", tuple[int, ...], Empty, str, needs_model=True
 EXPLAIN_CHOICES = JobKind("explain_choices", ExplainChoices, Empty, AnswerExplanation, needs_model=True)
 SAVE_STATE = JobKind("save_state", SaveState, Empty, StateSaved, needs_model=True)
 # Interrupted by any other command; the comparisons are empty then, or if the machine is too busy.
-COMPARE = JobKind("compare", Compare, Empty, Compared, needs_model=True)
+COMPARE = JobKind("compare", Compare, Empty, ComparisonTimes, needs_model=True)
 # Answered at once, in the middle of a step too.
 STATUS = JobKind("status", Empty, Empty, EngineStatus, needs_model=True)
 

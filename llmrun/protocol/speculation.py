@@ -37,8 +37,8 @@ class VariantTime(NamedTuple):
     prefill: float
 
 
-class Compared(NamedTuple):
-    """Comparisons of an idle engine; empty where none was requested, or other work disturbed it."""
+class ComparisonTimes(NamedTuple):
+    """The times of settings that an idle engine compared; empty where none were requested, or other work disturbed."""
 
     attention: tuple[AttentionTime, ...] = ()  # flash attention
     variants: tuple[VariantTime, ...] = ()  # those of the processor; of each type, ggml's choice first

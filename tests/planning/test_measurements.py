@@ -37,7 +37,7 @@ from llmrun.planning.preferences import LoadPreferences
 from llmrun.planning.tuned import loads_as_usual
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import DeviceBuffer, Load
-from llmrun.protocol.speculation import AttentionTime, Compared, VariantTime
+from llmrun.protocol.speculation import AttentionTime, ComparisonTimes, VariantTime
 
 
 def test_no_thread_loses_what_another_one_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_it_is_measured_on_processors_once(tmp_path: Path) -> None:
     missing = comparisons.missing()
     assert missing is not None
     assert missing.attention
-    comparisons.remember(Compared((AttentionTime(0, 1.0, 1.0),)))
+    comparisons.remember(ComparisonTimes((AttentionTime(0, 1.0, 1.0),)))
     assert comparisons.missing() is None
     assert Comparisons(header, MACHINE, LOAD, tmp_path).missing() is None
     assert not can_compare_attention(replace(MACHINE, gpus=(Gpu("CUDA0", "GPU", GIB, GIB),)), LOAD)
@@ -173,7 +173,7 @@ def test_variants_are_compared_where_they_compute(
     missing = comparisons.missing()
     assert missing is not None
     times = (times_of(name, zen4=1.0, haswell=0.5) for name in missing.variant_types)
-    comparisons.remember(Compared(variants=tuple(chain(*times))))
+    comparisons.remember(ComparisonTimes(variants=tuple(chain(*times))))
     missing = comparisons.missing()
     assert missing is None or missing.variant_types == ()
     monkeypatch.setenv("LLMRUN_CPU", "zen4")

@@ -22,7 +22,7 @@ from llmrun.planning.measurements import Comparisons
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.messages import AnswerRequest, Message
 from llmrun.protocol.params import Limits
-from llmrun.protocol.speculation import Compared
+from llmrun.protocol.speculation import ComparisonTimes
 from llmrun.runner.launch import EngineHandle
 from llmrun.server.http import CrashingPromptError
 from llmrun.server.model_routes import ModelCatalog
@@ -248,7 +248,7 @@ def test_an_idle_engine_compares_ways_to_compute_once(tmp_path: Path, monkeypatc
     monkeypatch.setenv("LLMRUN_HOME", str(tmp_path / "home"))
     writers, remember = list[threading.Thread](), Comparisons.remember
 
-    def noted(self: Comparisons, found: Compared) -> None:
+    def noted(self: Comparisons, found: ComparisonTimes) -> None:
         remember(self, found)
         writers.append(threading.current_thread())
 

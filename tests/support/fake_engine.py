@@ -43,7 +43,7 @@ from llmrun.protocol.messages import (
     TokenLogprob,
 )
 from llmrun.protocol.questions import COUNT_TOKENS, EngineStatus, StateSaved, TokenCount
-from llmrun.protocol.speculation import AttentionTime, Compared
+from llmrun.protocol.speculation import AttentionTime, ComparisonTimes
 from llmrun.protocol.toolcalls import HERMES
 
 MODE = sys.argv[1]
@@ -360,7 +360,7 @@ ANSWERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "status": lambda _: EngineStatus(cells=100, cells_used=25, prefix_queries=8, prefix_hits=6),
     "save_state": lambda _: StateSaved(3, 100),
     "tokenize_loaded": lambda asked: TextTokens(tuple(asked["text"].encode()), (), 256),
-    "compare": lambda _: Compared((AttentionTime(0, 0.01, 0.02),)),
+    "compare": lambda _: ComparisonTimes((AttentionTime(0, 0.01, 0.02),)),
     "embed": lambda asked: embedded(asked["texts"]),
     "detokenize": lambda tokens: bytes(tokens).decode(),
 }

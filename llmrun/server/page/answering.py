@@ -43,7 +43,7 @@ _Result = TypeVar("_Result")
 
 
 class PageWriter(AnswerWriter):
-    """Writes the events of one answer, and accumulates it. A turn with calls of tools has several.
+    """The writer of one answer for the page, which also keeps it whole. A turn that calls tools has several answers.
 
     Text within _PACE_SECONDS of the last text sent is held until the next part: the page draws no more often, and each
     chunk wakes three processes of a browser, which shares the processor with the engine.
