@@ -38,7 +38,7 @@ class VariantTime(NamedTuple):
 
 
 class ComparisonTimes(NamedTuple):
-    """The times of settings that an idle engine compared; none where other work disturbed it, or nobody asked."""
+    """The times of settings that an idle engine compared; empty where none were requested, or other work disturbed."""
 
     attention: tuple[AttentionTime, ...] = ()  # flash attention
     variants: tuple[VariantTime, ...] = ()  # those of the processor; of each type, ggml's choice first

@@ -14,6 +14,7 @@ class Policy(NamedTuple):
 
     # ---- batches: see scheduler.py
     wide_batch: int = 64  # tokens from which on all threads compute a batch, and ggml has a much faster flash attention
+    # A sequence with so few to compute decodes: they are the sampled one, and those that a grammar forced after it.
     few_tokens: int = 8  # tokens that cost hardly more than one, since they read all weights too
     device_seconds: float = 0.5  # of a prompt's piece on a device, so that it can soon be cancelled ...
     device_tokens: int = 512  # ... which has at least so many tokens, for a device computes fewer ones hardly faster
