@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -30,16 +30,8 @@ from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.terminal.tables import Column, show_table
 
 
-class ImportedPreset(NamedTuple):
-    """A preset made of a Modelfile."""
-
-    values: dict[str, Any]  # by key, as settings_file.NAMED
-    template: str  # of the chat, in Jinja; "" for the model's own
-    notes: tuple[str, ...]  # what was left out, and why
-
-
-def as_preset(found: Modelfile) -> ImportedPreset:
-    """Return the preset of a Modelfile."""
+def as_preset(found: Modelfile) -> tuple[dict[str, Any], list[str]]:
+    """Return a Modelfile as a preset without its template, by the keys of settings_file.NAMED, and what is left out."""
     values: dict[str, Any] = {
         "model": found.model,
         "system": found.system,
@@ -51,8 +43,8 @@ def as_preset(found: Modelfile) -> ImportedPreset:
     }
     values = {key: value for key, value in values.items() if value}
     values |= {PARAMETERS[name].flag.lstrip("-"): value for name, value in found.sampling.items()}
-    examples = tuple(f"MESSAGE is left out: {message.role} {message.content:.40}" for message in found.messages)
-    return ImportedPreset(values, found.template, (*found.notes, *examples))
+    examples = (f"MESSAGE is left out: {message.role} {message.content:.40}" for message in found.messages)
+    return values, [*found.notes, *examples]
 
 
 _KEYS = ("model", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE), settings_file.SEARCH_KEY)
@@ -144,21 +136,21 @@ def import_modelfile(
         raise UsageError(f"{str(file)!r} can't be read", why=error.strerror or str(error)) from None
     if decoded.note:
         output.note(f"{file}: {decoded.note}")
-    found = as_preset(as_modelfile(read_instructions(decoded.text), file.absolute().parent))
+    found = as_modelfile(read_instructions(decoded.text), file.absolute().parent)
+    values, notes = as_preset(found)
     given = settings_file.read_file()
     if name in settings_file.preset_names(given):
         if not yes and not (output.can_ask and output.confirm(f"Replace the preset {name}?")):
             raise UsageError(f"there is already a preset {name}", hint=f"llmrun config import {file} {name} --yes")
         for key in settings_file.read_preset(name, given):
             settings_file.change(f"{settings_file.PRESETS}{name}.{key}", None)
-    values = found.values
     if found.template:
         template = config_file().parent / "presets" / f"{name}.jinja"
         write_whole(template, found.template, makes_folder=True)
         values = {**values, "template": str(template)}
     for key, value in values.items():
         settings_file.change(f"{settings_file.PRESETS}{name}.{key}", value)
-    for note in found.notes:
+    for note in notes:
         output.note(note)
     output.note(f"The preset {name} is in {config_file()}")
     output.note(f"llmrun chat --preset {name}", is_command=True)

@@ -361,10 +361,8 @@ def _loaded_by(error: UsageError, removal: Removal, settings: Settings) -> Usage
     found = holders(removal.blobs)
     if not found:
         return error
-    whys = (f"process {each.pid} has it loaded: {each.command:.200}" for each in found)
-    ends = (
-        f"llmrun stop --port {servers[each.pid].port}" if each.pid in servers else f"kill {each.pid}" for each in found
-    )
+    whys = (f"process {pid} has it loaded: {command:.200}" for pid, command in found.items())
+    ends = (f"llmrun stop --port {servers[pid].port}" if pid in servers else f"kill {pid}" for pid in found)
     return UsageError(error.what, why="; ".join(whys), hint=" && ".join(ends))
 
 

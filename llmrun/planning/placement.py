@@ -227,7 +227,7 @@ def _split_over_workers(header: Header, needs: Memory, n_ctx: int, hardware: Har
     layers = header.n_layers + 1  # llama.cpp counts the output as one
     of_layer = (needs.weights + needs.kv) / layers
     reserved = reserved_bytes(header, n_ctx)
-    free = [device.memory_free for worker in hardware.workers for device in worker.devices]
+    free = [free for worker in hardware.workers for free in worker.memory_free]
     n_remote = len(free)
     free += [gpu.memory_free for gpu in hardware.gpus if not gpu.shared]
     rooms = [int(max((1 - _LEFT_FREE) * room - reserved, 0) / of_layer) for room in free]
@@ -263,7 +263,7 @@ def divide(layers: int, rooms: Sequence[int]) -> tuple[int, ...]:
 
 def _layers_by_machine(layers: int, hardware: Hardware, split: Split) -> str:
     """Return e.g. "layers 1-10 of 31 here, 11-20 on 10.0.0.2:50052, 21-31 on 10.0.0.3:50052"."""
-    names = ["here", *(f"on {worker.endpoint}" for worker in hardware.workers for _ in worker.devices)]
+    names = ["here", *(f"on {worker.endpoint}" for worker in hardware.workers for _ in worker.memory_free)]
     names += [f"{gpu.name} here" for gpu in hardware.gpus if not gpu.shared]
     counts = (layers - sum(split.layer_counts), *split.layer_counts)  # in llama.cpp's order
     parts, first = [], 1

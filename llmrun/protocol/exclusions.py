@@ -102,7 +102,7 @@ _BY_FLAG = _by_flag()
 def _as_given(option: str, given: Mapping[str, Any]) -> str:
     """Return an option of the table as it is given; "" if it is not."""
     flag, _, value = option.partition(" ")
-    if (there := given.get(flag)) is None or there is False:
+    if (there := given.get(flag)) is False or there in (None, ""):
         return ""
     if value == "N":
         return f"{flag} {there}"
@@ -117,7 +117,7 @@ def conflict(given: Mapping[str, Any], command: str = "") -> Exclusion | None:
     """Return the first row of the table with two options that are given.
 
     Args:
-        given: by flag; None and False are not given.
+        given: by flag; None, False and "" are not given.
     """
     rows = (row for row in EXCLUSIONS if row.command in ("", command))
     return next((row for row in rows if _excludes(row, given)), None)

@@ -14,7 +14,6 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from llmrun.errors import LlmrunError, NetworkError, UsageError
 
@@ -43,19 +42,13 @@ def engine_environment() -> dict[str, str]:
     return {} if os.environ.keys() & set(_PLACING) else {"OMP_PLACES": "cores", "OMP_PROC_BIND": "spread"}
 
 
-class WorkerDevice(NamedTuple):
-    """A CPU or GPU of a worker; ggml reports all memory of a CPU as free."""
-
-    memory_free: int
-    memory_total: int
-
-
 @dataclass(frozen=True, slots=True)
 class RpcWorker:
     """A worker that answered."""
 
     endpoint: str  # "HOST:PORT"
-    devices: tuple[WorkerDevice, ...]
+    memory_free: tuple[int, ...]  # of each of its devices; ggml reports all memory of a CPU as free
+    memory_total: int  # of all of them
 
 
 def read_endpoints(text: str) -> tuple[str, ...]:
@@ -136,8 +129,8 @@ def _asked(connection: _Connection, endpoint: str) -> RpcWorker:
     (count,) = _NUMBER.unpack(connection.ask(_DEVICES, b"", _NUMBER.size))
     if not 1 <= count <= _MOST_DEVICES:
         raise connection.strange(f"it says that it has {count:,} devices")
-    memory = (_PAIR.unpack(connection.ask(_MEMORY, _NUMBER.pack(number), _PAIR.size)) for number in range(count))
-    return RpcWorker(endpoint, tuple(WorkerDevice(*sizes) for sizes in memory))
+    sizes = [_PAIR.unpack(connection.ask(_MEMORY, _NUMBER.pack(number), _PAIR.size)) for number in range(count)]
+    return RpcWorker(endpoint, tuple(free for free, _ in sizes), sum(total for _, total in sizes))
 
 
 class _Connection:

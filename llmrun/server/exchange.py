@@ -679,5 +679,5 @@ class HttpExchange(Exchange):
         engine, found = await self._pool.ready(pooled), []
         for request in (completion.request, *completion.others):
             command = ScorePrompt(request.prompt or "", request.prompt_tokens, request.logprobs or 0)
-            found.append((await engine.do(PROMPT_SCORES, command)).tokens)
+            found.append(await engine.do(PROMPT_SCORES, command))
         return tuple(found)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,7 +29,7 @@ from llmrun.server.http import model_not_found, read_json
 from llmrun.server.pool import Pool, PooledModel
 from llmrun.server.protocols import models
 from llmrun.server.protocols.fields import Fields
-from llmrun.server.protocols.models import ListedModel, ModelDescription, ModelFacts, RunningModel
+from llmrun.server.protocols.models import ListedModel, ModelDescription, ModelFacts
 
 
 class ModelCatalog:
@@ -208,7 +209,7 @@ class ModelRoutes:
     async def _running(self, request: Request) -> Response:
         described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
         loaded = [pooled for pooled in self._pool.models if pooled.is_loaded]
-        return JSONResponse(models.running([_running(pooled, described.get(pooled.name)) for pooled in loaded]))
+        return JSONResponse({"models": [_running(pooled, described.get(pooled.name)) for pooled in loaded]})
 
     async def _show(self, request: Request) -> Response:
         fields = Fields(await read_json(request.receive))
@@ -226,11 +227,13 @@ class ModelRoutes:
         )
 
 
-def _running(pooled: PooledModel, described: ModelDescription | None) -> RunningModel:
+def _running(pooled: PooledModel, described: ModelDescription | None) -> dict[str, Any]:
     """Describe a loaded model; a file outside the store has a short description."""
     model, plan = pooled.loaded_model, pooled.loaded_model.plan
     unknown = ModelDescription(pooled.name, 0.0, model.header.weight_bytes, "", model.header.architecture, "", "")
     remaining = None if pooled.expiry is None else pooled.expiry.when() - asyncio.get_running_loop().time()
     expires = None if remaining is None or pooled.users else time.time() + remaining
     size = plan.ram_bytes + plan.vram_bytes
-    return RunningModel(described or unknown, expires, size, plan.vram_bytes, model.n_ctx)
+    return models.running(
+        described or unknown, expires=expires, size=size, size_vram=plan.vram_bytes, n_ctx=model.n_ctx
+    )

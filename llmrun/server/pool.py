@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -178,11 +178,11 @@ class PooledModel:
         return not self.users and (self.starting is None or self.starting.done())
 
 
-@dataclass
 class CrashTracker:
     """The prompts that were in an engine when it died, with the ids of these engines. The oldest are dropped."""
 
-    _engines: OrderedDict[str, set[int]] = field(default_factory=OrderedDict)
+    def __init__(self) -> None:
+        self._engines: OrderedDict[str, set[int]] = OrderedDict()
 
     def __bool__(self) -> bool:
         return bool(self._engines)

@@ -40,7 +40,7 @@ def test_two_that_exclude_each_other_are_refused_in_any_order(given: dict[str, A
         {"--think": True, "--think-effort": "low", "--think-tokens": "0"},
         {"--speculate": "4", "--draft": "a"},
         {"--flash-attention": "off", "--cache-type-v": "f16"},
-        {"--beams": "2", "--temp": None, "--think": False},
+        {"--beams": "2", "--temp": None, "--think": False, "--watermark": ""},
         {"--json": True, "--output": "x"},
     ],
 )

@@ -177,8 +177,8 @@ def test_a_modelfile_is_a_preset(config: Path, tmp_path: Path) -> None:
     ],
 )
 def test_modelfiles_as_ollama_writes_and_reads_them(text: str, expected: dict[str, Any]) -> None:
-    found = as_preset(as_modelfile(read_instructions(f"\ufeffFROM smollm2\n{text}"), Path()))
-    assert found.values == {"model": "smollm2", **expected}
+    found = as_modelfile(read_instructions(f"\ufeffFROM smollm2\n{text}"), Path())
+    assert as_preset(found)[0] == {"model": "smollm2", **expected}
     assert not found.template
 
 
@@ -192,7 +192,7 @@ def test_modelfiles_as_ollama_writes_and_reads_them(text: str, expected: dict[st
     ],
 )
 def test_instructions_without_a_meaning_here_are_named(text: str, note: str) -> None:
-    (found,) = as_preset(as_modelfile(read_instructions(f"FROM smollm2\n{text}"), Path("/place"))).notes
+    _, (found,) = as_preset(as_modelfile(read_instructions(f"FROM smollm2\n{text}"), Path("/place")))
     assert note in found
 
 
@@ -200,7 +200,7 @@ def test_of_two_files_the_projector_is_none_to_answer_with(tmp_path: Path) -> No
     write(tmp_path / "model.gguf", tiny_model())
     write(tmp_path / "eyes.gguf", gguf(metadata={"general.architecture": "clip"}))
     for text in ("FROM ./model.gguf\nFROM ./eyes.gguf", "FROM ./eyes.gguf\nFROM ./model.gguf"):
-        found = as_preset(as_modelfile(read_instructions(text), tmp_path)).values
+        found, _ = as_preset(as_modelfile(read_instructions(text), tmp_path))
         assert found == {"model": str(tmp_path / "model.gguf"), "mmproj": str(tmp_path / "eyes.gguf")}
 
 
@@ -224,9 +224,9 @@ def test_ollamas_store_comes_after_the_presets_of_the_model(config: Path, home: 
 )
 def test_other_templates_are_left_out_by_name(template: str) -> None:
     assert as_jinja(template) == ""
-    found = as_preset(as_modelfile(read_instructions(f"FROM smollm2\nTEMPLATE {template}"), Path()))
-    assert found.values == {"model": "smollm2"}
-    assert "TEMPLATE is left out" in found.notes[0]
+    values, notes = as_preset(as_modelfile(read_instructions(f"FROM smollm2\nTEMPLATE {template}"), Path()))
+    assert values == {"model": "smollm2"}
+    assert "TEMPLATE is left out" in notes[0]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from llmrun.planning.plan import make_plan
 from llmrun.planning.preferences import LoadPreferences
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.jobs.machine import MachineSpeed, Rates
-from llmrun.runner.workers import RpcWorker, WorkerDevice
+from llmrun.runner.workers import RpcWorker
 from llmrun.ui.terminal.format import context_name
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.views.plan import show_estimates
@@ -292,7 +292,7 @@ def test_table_with_a_gpu(header: Header) -> None:
 
 
 def test_table_with_workers(header: Header) -> None:
-    worker = RpcWorker("far:50052", (WorkerDevice(20 * GIB, 24 * GIB),))
+    worker = RpcWorker("far:50052", (20 * GIB,), 24 * GIB)
     hardware = replace(machine(), workers=(worker,))
     row = look_ahead(candidate(header, 20 * GIB), hardware, None, (4096,))
     assert row.verdict != "too big"

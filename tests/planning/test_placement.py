@@ -22,7 +22,7 @@ from llmrun.planning.preferences import ALL_LAYERS, LoadPreferences
 from llmrun.planning.tuned import SPINS, waiting_environment
 from llmrun.protocol.devices import Gpu
 from llmrun.protocol.loading import Load
-from llmrun.runner.workers import RpcWorker, WorkerDevice
+from llmrun.runner.workers import RpcWorker
 
 GIB = 1 << 30
 N_CTX = 8192
@@ -310,7 +310,7 @@ HERE = Hardware("a processor", ("avx2",), 8, 16, None, 16 * GIB, 12 * GIB)
 
 
 def worker(name: str, *free: int) -> RpcWorker:
-    return RpcWorker(f"{name}:50052", tuple(WorkerDevice(each, each) for each in free))
+    return RpcWorker(f"{name}:50052", free, sum(free))
 
 
 def planned(*workers: RpcWorker, wish: int | None = None, gpus: tuple[Gpu, ...] = (), here: int = 12 * GIB) -> Plan:

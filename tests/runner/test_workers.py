@@ -12,7 +12,6 @@ from llmrun.runner import workers
 from llmrun.runner.workers import (
     MOST_WORKERS,
     VERSION,
-    WorkerDevice,
     ask,
     ask_all,
     engine_environment,
@@ -45,7 +44,8 @@ def test_more_workers_than_ggml_can_use() -> None:
 def test_a_worker_says_what_it_has() -> None:
     with worker(good()) as endpoint:
         found = ask(endpoint)
-    assert found.devices == tuple(WorkerDevice(*each) for each in DEVICES)
+    assert found.memory_free == tuple(free for free, _ in DEVICES)
+    assert found.memory_total == sum(total for _, total in DEVICES)
 
 
 def test_two_names_of_one_worker() -> None:

@@ -42,7 +42,6 @@ from llmrun.protocol.jobs.evaluate import (
     EvaluateResult,
     EvaluateUpdate,
     Needle,
-    PromptScores,
     ScoredText,
     ScoredToken,
     ScorePrompt,
@@ -333,7 +332,7 @@ def window_starts(n_tokens: int, n_ctx: int) -> list[int]:
 
 def run_prompt_scores(
     command: ScorePrompt, loaded: LoadedModel, share: TimeShare, is_wanted: Callable[[], bool]
-) -> Generator[None, None, PromptScores]:
+) -> Generator[None, None, tuple[TokenLogprob, ...]]:
     """Score a prompt; yield when it is tokenized, and after each slice.
 
     Raises:
@@ -360,7 +359,7 @@ def run_prompt_scores(
                 predicted = tokens[start + 1 : start + 1 + len(piece)]
                 scored += [_score(context, place, token, command.top) for place, token in enumerate(predicted)]
             yield
-    return PromptScores(tuple(scored))
+    return tuple(scored)
 
 
 def _score(context: LlamaContext, place: int, token: int, top: int) -> TokenLogprob:

@@ -48,18 +48,10 @@ class InstalledModel:
         return self.place in (HUB_CACHE, LINK)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredFiles:
-    """Total size and time of a model's files; fields as in InstalledModel."""
-
-    size: int
-    modified: float
-
-
-def measure(parts: Iterable[Path]) -> MeasuredFiles | None:
-    """Return the total size and time of a model's files; None when one is missing."""
+def measure(parts: Iterable[Path]) -> tuple[int, float] | None:
+    """Return `size` and `modified` of InstalledModel, of all its files together; None when one is missing."""
     try:
         files = [os.stat(part) for part in parts]  # noqa: PTH116 - five times as fast as Path.stat()
     except OSError:
         return None
-    return MeasuredFiles(sum(file.st_size for file in files), max(file.st_mtime for file in files))
+    return sum(file.st_size for file in files), max(file.st_mtime for file in files)

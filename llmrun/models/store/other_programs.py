@@ -138,6 +138,7 @@ def _ollama_model(folder: Path, manifest: Path) -> InstalledModel | None:
     measured = measure([blob]) if blob else None
     if blob is None or measured is None:
         return None
+    size, modified = measured
     host, namespace, model, tag = manifest.parts[-4:]
     config = _blob(folder, fields["config"].get("digest") if isinstance(fields.get("config"), dict) else None)
     stated_in = _json(config) if config else {}
@@ -150,11 +151,11 @@ def _ollama_model(folder: Path, manifest: Path) -> InstalledModel | None:
         repository=f"{namespace}/{model}" if host in _HUB_HOSTS else "",
         filename=blob.name,
         revision="",
-        size=measured.size,
+        size=size,
         quant=quant or filenames.quant_of(tag) or "",
         path=blob,
         place=OLLAMA,
-        modified=measured.modified,
+        modified=modified,
         layers=_besides_weights(layers, stated_in),
     )
 
@@ -213,6 +214,7 @@ def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[InstalledM
         measured = measure(folder / part for part in filenames.all_parts(filename))
         if measured is None:
             continue
+        size, modified = measured
         quant = filenames.quant_of(filename) or ""
         short = bool(quant) and by_quant.get(quant) == filename
         yield InstalledModel(
@@ -220,11 +222,11 @@ def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[InstalledM
             repository=repository,
             filename=filename,
             revision="",
-            size=measured.size,
+            size=size,
             quant=quant,
             path=folder / filename,
             place=LM_STUDIO,
-            modified=measured.modified,
+            modified=modified,
         )
 
 

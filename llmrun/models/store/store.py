@@ -180,6 +180,7 @@ class Store:
         measured = measure(snapshot / name for name in filenames.all_parts(filename))
         if measured is None:
             return None
+        size, modified = measured
         quant = filenames.quant_of(filename) or ""
         # Without a quant, or beside another file of the same quant, only the file's own name is unambiguous.
         short = bool(quant) and filenames.choose(names, quant) == filename
@@ -188,10 +189,10 @@ class Store:
             repository=repository,
             filename=filename,
             revision=snapshot.name,
-            size=measured.size,
+            size=size,
             quant=quant,
             path=snapshot / filename,
-            modified=measured.modified,
+            modified=modified,
         )
 
     def _of_link(self, path: Path) -> InstalledModel | None:
@@ -199,8 +200,8 @@ class Store:
         url = read_text(path.with_name(_LINK_FILE))
         if measured is None or not url:
             return None
-        quant = filenames.quant_of(path.name) or ""
-        return InstalledModel(url, "", path.name, "", measured.size, quant, path, LINK, measured.modified)
+        (size, modified), quant = measured, filenames.quant_of(path.name) or ""
+        return InstalledModel(url, "", path.name, "", size, quant, path, LINK, modified)
 
     # ---- adding
 

@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from llmrun.config import load_settings
 from llmrun.errors import LlmrunError, ModelNotFoundError, UsageError
@@ -94,15 +93,8 @@ def in_use(path: Path) -> bool:
         return True
 
 
-class Holder(NamedTuple):
-    """Process with an open model file."""
-
-    pid: int
-    command: str
-
-
-def holders(paths: Iterable[Path]) -> list[Holder]:
-    """Return this user's processes that have one of the files open, without their children.
+def holders(paths: Iterable[Path]) -> dict[int, str]:
+    """Return the command lines of this user's processes that have one of the files open, without their children.
 
     Empty where the system does not tell.
     """
@@ -115,7 +107,7 @@ def holders(paths: Iterable[Path]) -> list[Holder]:
             if wanted & _identities(Path(file.path) for file in process.open_files()):
                 processes[process.pid] = process
     parents = [process for process in processes.values() if process.ppid() not in processes]
-    return [Holder(process.pid, shlex.join(process.cmdline())) for process in parents if process.pid != os.getpid()]
+    return {process.pid: shlex.join(process.cmdline()) for process in parents if process.pid != os.getpid()}
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -193,11 +193,5 @@ class ScorePrompt:
     top: int  # number of most likely tokens to report in each place
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """The scores of a prompt."""
-
-    tokens: tuple[TokenLogprob, ...]  # of the first one, which nothing predicts, the log-probability is 0
-
-
-PROMPT_SCORES = JobKind("prompt_scores", ScorePrompt, Empty, PromptScores, needs_model=True)
+# Log-probabilities of a prompt's tokens; that of the first one, which nothing predicts, is 0.
+PROMPT_SCORES = JobKind("prompt_scores", ScorePrompt, Empty, tuple[TokenLogprob, ...], needs_model=True)

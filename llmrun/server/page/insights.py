@@ -154,7 +154,7 @@ class PageInsights:
                 prompt = (begin, *prompt)
             own_tokens = (await engine.do(TOKENIZE_LOADED, TokenizeText("", answer.content, special=False))).tokens
             scored = await engine.do(PROMPT_SCORES, ScorePrompt("", (*prompt, *own_tokens), _TOKEN_CANDIDATES))
-        tokens = list(scored.tokens[len(prompt) :])
+        tokens = list(scored[len(prompt) :])
         if tokens and tokens[0].text.startswith(" ") and not answer.content.startswith(" "):  # SentencePiece adds it
             tokens[0] = tokens[0]._replace(text=tokens[0].text[1:], bytes=tokens[0].bytes[1:])
         return JSONResponse({"tokens": logprob_entries(tokens)})

@@ -31,34 +31,25 @@ class ModelDescription(NamedTuple):
     quantization: str  # e.g. "Q4_1"
 
 
-class RunningModel(NamedTuple):
-    """A loaded model."""
-
-    model: ModelDescription
-    expires: float | None  # Unix time when it is unloaded if it stays idle; None: never
-    size: int  # bytes of memory
-    size_vram: int  # bytes of these on a GPU
-    n_ctx: int  # context window of one client
-
-
 def tags(models: Sequence[ModelDescription]) -> dict[str, Any]:
     """Return the response of /api/tags."""
     return {"models": [_listed(model) | {"modified_at": unix_time(model.modified)} for model in models]}
 
 
-def running(models: Sequence[RunningModel]) -> dict[str, Any]:
-    """Return the response of /api/ps."""
-    return {
-        "models": [
-            _listed(each.model)
-            | {
-                "size": each.size,
-                "size_vram": each.size_vram,
-                "context_length": each.n_ctx,
-                "expires_at": unix_time(_NEVER if each.expires is None else each.expires),
-            }
-            for each in models
-        ]
+def running(model: ModelDescription, *, expires: float | None, size: int, size_vram: int, n_ctx: int) -> dict[str, Any]:
+    """Return a loaded model in the response of /api/ps.
+
+    Args:
+        expires: Unix time when it is unloaded if it stays idle; None: never.
+        size: bytes of memory.
+        size_vram: bytes of these on a GPU.
+        n_ctx: context window of one client.
+    """
+    return _listed(model) | {
+        "size": size,
+        "size_vram": size_vram,
+        "context_length": n_ctx,
+        "expires_at": unix_time(_NEVER if expires is None else expires),
     }
 
 

@@ -148,6 +148,6 @@ def _memory(hardware: Hardware) -> str:
     for gpu in hardware.gpus:
         text += f"; {gpu.description}: {readable_size(gpu.memory_free)} of {readable_size(gpu.memory_total)} free"
     for worker in hardware.workers:
-        free, total = (readable_size(sum(sizes)) for sizes in zip(*worker.devices, strict=True))
-        text += f"; {worker.endpoint}: {free} of {total} free"
+        free, total = sum(worker.memory_free), worker.memory_total
+        text += f"; {worker.endpoint}: {readable_size(free)} of {readable_size(total)} free"
     return text

@@ -183,8 +183,8 @@ def test_a_model_in_use_stays(store: Store) -> None:
         assert in_use(path)
         with pytest.raises(UsageError, match="is in use"):
             remove(removal)
-        (holder,) = holders(removal.blobs)
-        assert (holder.pid, str(path) in holder.command) == (user.pid, True)
+        ((pid, command),) = holders(removal.blobs).items()
+        assert (pid, str(path) in command) == (user.pid, True)
         assert path.exists()
         with using(path):  # two may use it
             pass

@@ -17,7 +17,7 @@ from llmrun.protocol.params import Limits
 from llmrun.server.answer import AnswerWriter, Envelope
 from llmrun.server.protocols import models
 from llmrun.server.protocols import ollama as ours
-from llmrun.server.protocols.models import VERSION, ModelDescription, RunningModel, running, show, tags
+from llmrun.server.protocols.models import VERSION, ModelDescription, running, show, tags
 
 HELLO = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -279,7 +279,8 @@ def test_tags_have_what_zed_reads() -> None:
 
 @pytest.mark.parametrize("expires", [1_800_000_000.0, None])
 def test_ps(expires: float | None) -> None:
-    (model,) = ollama.ProcessResponse(**running([RunningModel(MODEL, expires, 200, 0, 4096)])).models
+    found = running(MODEL, expires=expires, size=200, size_vram=0, n_ctx=4096)
+    (model,) = ollama.ProcessResponse(models=[found]).models
     assert (model.name, model.size, model.size_vram, model.context_length) == ("smollm2:135m", 200, 0, 4096)
     assert model.expires_at is not None
     assert model.expires_at.timestamp() >= 1_800_000_000
