@@ -269,14 +269,17 @@ def test_only_the_root_installs_completion(name: str) -> None:
         assert not [parameter.name for parameter in each.params if "completion" in parameter.name]
 
 
-def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: Path) -> None:
-    text = llmrun("help", "inference", tmp_path=tmp_path).stdout
+def test_inference_is_explained_on_two_pages_with_commands_that_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = shown_by(capsys, "help", "inference")
     lines = text.splitlines()
     assert len(lines) < 2 * 40
     assert max(map(len, lines)) < 80
     for name, rest in re.findall(r"llmrun ([a-z]+)(.*)", text):
         if name != "help":
-            known = llmrun(name, "--help-all", tmp_path=tmp_path).stdout
+            known = shown_by(capsys, name, "--help-all")
             for option in re.findall(r"(?<= )--?[a-z][a-z-]*", rest.partition(",")[0].partition(";")[0]):
                 assert re.search(rf"{option}\b", known), f"{name} {option}"
     spoken = set(re.findall(r"(?<= )/[a-z]+", text))
@@ -285,12 +288,18 @@ def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: 
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_help_covers_every_topic(name: str, tmp_path: Path) -> None:
-    done = llmrun("help", name, tmp_path=tmp_path)
-    text, _, options = done.stdout.partition("\n╭─")
-    assert (done.returncode, text) == (0, topic(name) + "\n")
+def test_help_covers_every_topic(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, _, options = shown_by(capsys, "help", name).partition("\n╭─")
+    assert text == topic(name) + "\n"
     assert bool(options) == (name in OPTION_TOPICS)
-    assert name in llmrun("help", "nonsense", tmp_path=tmp_path).stderr
+
+
+def test_an_unknown_topic_is_answered_with_all(tmp_path: Path) -> None:
+    said = llmrun("help", "nonsense", tmp_path=tmp_path).stderr
+    assert [name for name in TOPICS if name not in said] == []
 
 
 @pytest.mark.parametrize(
