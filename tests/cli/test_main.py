@@ -302,27 +302,33 @@ def test_an_unknown_topic_is_answered_with_all(tmp_path: Path) -> None:
     assert [name for name in TOPICS if name not in said] == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what", "why", "hint"),
-    [
-        (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
-        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean run? llmrun --help shows all"),
-        (["--nonsense"], "there is no option --nonsense", "", "llmrun --help"),
-        (["show", "--nonsense"], "there is no option --nonsense", "", "llmrun show --help"),
-        (["show"], "MODEL is missing", "", "llmrun show --help"),
-        (["tune", "x", "--depth", "x"], "invalid --depth x", "must be a whole number", "llmrun tune --help"),
-        (["batch", "x", ""], "invalid IN", "it is empty", "llmrun batch --help"),
-        (["evaluate", ""], "'' is not the name of a model", "", "see `llmrun list --all`"),
-        (["tokenize", "", "hi"], "'' is not the name of a model", "", "see `llmrun list --all`"),
-        (["sessions", "rm"], "NAME... is missing", "", "llmrun sessions rm --help"),
-    ],
-)  # fmt: skip
+WRONG_ARGUMENTS = [
+    (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
+    (["rnu", "x"], "there is no command 'rnu'", "", "did you mean run? llmrun --help shows all"),
+    (["--nonsense"], "there is no option --nonsense", "", "llmrun --help"),
+    (["show", "--nonsense"], "there is no option --nonsense", "", "llmrun show --help"),
+    (["show"], "MODEL is missing", "", "llmrun show --help"),
+    (["tune", "x", "--depth", "x"], "invalid --depth x", "must be a whole number", "llmrun tune --help"),
+    (["batch", "x", ""], "invalid IN", "it is empty", "llmrun batch --help"),
+    (["evaluate", ""], "'' is not the name of a model", "", "see `llmrun list --all`"),
+    (["tokenize", "", "hi"], "'' is not the name of a model", "", "see `llmrun list --all`"),
+    (["sessions", "rm"], "NAME... is missing", "", "llmrun sessions rm --help"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "what", "why", "hint"), WRONG_ARGUMENTS)
 def test_wrong_arguments_end_as_every_error(
     arguments: list[str], what: str, why: str, hint: str, tmp_path: Path
 ) -> None:
     done = llmrun(*arguments, "--json", tmp_path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert json.loads(done.stderr) == {"error": {"code": "usage", "what": what, "why": why, "hint": hint}}
+
+
+@pytest.mark.parametrize(("arguments", "what", "why", "hint"), [WRONG_ARGUMENTS[0], WRONG_ARGUMENTS[5]])
+def test_wrong_arguments_are_said_in_words(
+    arguments: list[str], what: str, why: str, hint: str, tmp_path: Path
+) -> None:
     lines = [f"error: {what}", *([f"  why: {why}"] if why else []), f"  try: {hint}"]
     assert llmrun(*arguments, tmp_path=tmp_path).stderr.splitlines() == lines
 
