@@ -18,7 +18,7 @@ from llmrun.storage import alone_in, disk_errors, write_whole
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 200
-_TUNE_FILE, _VARIANTS_FILE, _ = FORMER_FILES
+_TUNE_FILE, _VARIANTS_FILE = FORMER_FILES[:2]
 
 
 def measured(kind: str, folder: Path) -> list[dict[str, Any]]:

@@ -269,14 +269,17 @@ def test_only_the_root_installs_completion(name: str) -> None:
         assert not [parameter.name for parameter in each.params if "completion" in parameter.name]
 
 
-def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: Path) -> None:
-    text = llmrun("help", "inference", tmp_path=tmp_path).stdout
+def test_inference_is_explained_on_two_pages_with_commands_that_exist(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = shown_by(capsys, "help", "inference")
     lines = text.splitlines()
     assert len(lines) < 2 * 40
     assert max(map(len, lines)) < 80
     for name, rest in re.findall(r"llmrun ([a-z]+)(.*)", text):
         if name != "help":
-            known = llmrun(name, "--help-all", tmp_path=tmp_path).stdout
+            known = shown_by(capsys, name, "--help-all")
             for option in re.findall(r"(?<= )--?[a-z][a-z-]*", rest.partition(",")[0].partition(";")[0]):
                 assert re.search(rf"{option}\b", known), f"{name} {option}"
     spoken = set(re.findall(r"(?<= )/[a-z]+", text))
@@ -285,35 +288,47 @@ def test_inference_is_explained_on_two_pages_with_commands_that_exist(tmp_path: 
 
 
 @pytest.mark.parametrize("name", TOPICS)
-def test_help_covers_every_topic(name: str, tmp_path: Path) -> None:
-    done = llmrun("help", name, tmp_path=tmp_path)
-    text, _, options = done.stdout.partition("\n╭─")
-    assert (done.returncode, text) == (0, topic(name) + "\n")
+def test_help_covers_every_topic(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, _, options = shown_by(capsys, "help", name).partition("\n╭─")
+    assert text == topic(name) + "\n"
     assert bool(options) == (name in OPTION_TOPICS)
-    assert name in llmrun("help", "nonsense", tmp_path=tmp_path).stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what", "why", "hint"),
-    [
-        (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
-        (["rnu", "x"], "there is no command 'rnu'", "", "did you mean run? llmrun --help shows all"),
-        (["--nonsense"], "there is no option --nonsense", "", "llmrun --help"),
-        (["show", "--nonsense"], "there is no option --nonsense", "", "llmrun show --help"),
-        (["show"], "MODEL is missing", "", "llmrun show --help"),
-        (["tune", "x", "--depth", "x"], "invalid --depth x", "must be a whole number", "llmrun tune --help"),
-        (["batch", "x", ""], "invalid IN", "it is empty", "llmrun batch --help"),
-        (["evaluate", ""], "'' is not the name of a model", "", "see `llmrun list --all`"),
-        (["tokenize", "", "hi"], "'' is not the name of a model", "", "see `llmrun list --all`"),
-        (["sessions", "rm"], "NAME... is missing", "", "llmrun sessions rm --help"),
-    ],
-)  # fmt: skip
+def test_an_unknown_topic_is_answered_with_all(tmp_path: Path) -> None:
+    said = llmrun("help", "nonsense", tmp_path=tmp_path).stderr
+    assert [name for name in TOPICS if name not in said] == []
+
+
+WRONG_ARGUMENTS = [
+    (["nonsense"], "there is no command 'nonsense'", "", "llmrun --help shows all"),
+    (["rnu", "x"], "there is no command 'rnu'", "", "did you mean run? llmrun --help shows all"),
+    (["--nonsense"], "there is no option --nonsense", "", "llmrun --help"),
+    (["show", "--nonsense"], "there is no option --nonsense", "", "llmrun show --help"),
+    (["show"], "MODEL is missing", "", "llmrun show --help"),
+    (["tune", "x", "--depth", "x"], "invalid --depth x", "must be a whole number", "llmrun tune --help"),
+    (["batch", "x", ""], "invalid IN", "it is empty", "llmrun batch --help"),
+    (["evaluate", ""], "'' is not the name of a model", "", "see `llmrun list --all`"),
+    (["tokenize", "", "hi"], "'' is not the name of a model", "", "see `llmrun list --all`"),
+    (["sessions", "rm"], "NAME... is missing", "", "llmrun sessions rm --help"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "what", "why", "hint"), WRONG_ARGUMENTS)
 def test_wrong_arguments_end_as_every_error(
     arguments: list[str], what: str, why: str, hint: str, tmp_path: Path
 ) -> None:
     done = llmrun(*arguments, "--json", tmp_path=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert json.loads(done.stderr) == {"error": {"code": "usage", "what": what, "why": why, "hint": hint}}
+
+
+@pytest.mark.parametrize(("arguments", "what", "why", "hint"), [WRONG_ARGUMENTS[0], WRONG_ARGUMENTS[5]])
+def test_wrong_arguments_are_said_in_words(
+    arguments: list[str], what: str, why: str, hint: str, tmp_path: Path
+) -> None:
     lines = [f"error: {what}", *([f"  why: {why}"] if why else []), f"  try: {hint}"]
     assert llmrun(*arguments, tmp_path=tmp_path).stderr.splitlines() == lines
 

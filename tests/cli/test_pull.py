@@ -76,12 +76,6 @@ def test_metadata_and_header_are_asked_for_again(
     assert fetched(tmp_path) == MODEL
 
 
-def test_a_long_pause_in_a_transfer_is_said(hub: StandInHub, pull: Pull, tmp_path: Path) -> None:
-    hub.faults.statuses, hub.faults.headers = [429], {"Retry-After": "5"}
-    assert "answered 429" in pull(quant=":Q4_K_M").stderr
-    assert fetched(tmp_path) == MODEL
-
-
 @pytest.mark.parametrize(
     ("faults", "status", "said"),
     [

@@ -117,14 +117,15 @@ def test_ollamas_settings_of_a_model_are_used(
     def n_prompt(name: str, *options: str) -> int:
         return int(str(answered(name, "-n", "2", *options)[0]["prompt_tokens"]))
 
-    plain = n_prompt("plain")
-    assert n_prompt("system") == n_prompt("plain", "-s", "Be a pirate.") != plain
+    counts = {name: n_prompt(name) for name in ("plain", "system", "examples", "template")}
+    plain = counts["plain"]
+    assert counts["system"] == n_prompt("plain", "-s", "Be a pirate.") != plain
     assert n_prompt("system", "-s", "") == plain
-    assert n_prompt("examples") > plain
-    assert n_prompt("template") == n_prompt("plain", "--raw") + len("Q:") != plain
+    assert counts["examples"] > plain
+    assert counts["template"] == n_prompt("plain", "--raw") + len("Q:") != plain
     _, finished, said = answered("params")
     assert (finished["reason"], said) == ("length", b"PARAMETER num_gpu is left out: llmrun has no such setting\n")
     monkeypatch.setenv("OLLAMA_MODELS", str(store))
-    for name in ("plain", "system", "examples", "template"):
+    for name, count in counts.items():
         with load(f"ollama/{name}", pull=False, n_ctx=512) as model:
-            assert model.chat("hi", max_tokens=2).stats.prompt_tokens == n_prompt(name)
+            assert model.chat("hi", max_tokens=2).stats.prompt_tokens == count

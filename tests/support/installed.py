@@ -17,6 +17,8 @@ import pexpect
 import psutil
 import pyte
 
+from support.screens import CachedScreen
+
 SECONDS = 300.0
 """A command that takes longer hangs; on a busy machine everything takes many times its own time."""
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 600
@@ -187,7 +189,7 @@ class Terminal:
     """A command in a pseudo-terminal, and the screen as a person sees it."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
-        self.screen = pyte.Screen(COLUMNS, ROWS)
+        self.screen = CachedScreen(COLUMNS, ROWS)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self._child = pexpect.spawn(

@@ -64,10 +64,12 @@ def put_ollama(
     stated = json.dumps({"model_format": "gguf", "file_type": file_type, **config}).encode()
     digests = []
     for data in (stated, content, *besides.values()):
-        blob = models / "blobs" / f"sha256-{sha256(data)}"
+        digest = sha256(data)
+        blob = models / "blobs" / f"sha256-{digest}"
         blob.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(data)
-        digests.append(f"sha256:{sha256(data)}")
+        if not blob.exists():
+            blob.write_bytes(data)
+        digests.append(f"sha256:{digest}")
     manifest = models / "manifests" / host / name.replace(":", "/")
     manifest.parent.mkdir(parents=True, exist_ok=True)
     layers = [

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 
 import pyte
 import pyte.screens
 
 from llmrun.ui.terminal.cells import char_width
+
+
+def row_text(row: Mapping[int, pyte.screens.Char]) -> str:
+    """The text of a row, up to the last cell that something was written to."""
+    return "".join(row[column].data for column in range(max(row, default=-1) + 1))
+
+
+class CachedScreen(pyte.Screen):
+    """A screen that is read after every change: only the rows that have changed become texts again."""
+
+    def __init__(self, columns: int, rows: int) -> None:
+        super().__init__(columns, rows)
+        self._texts = [""] * rows
+
+    @property
+    def display(self) -> list[str]:
+        if len(self._texts) != self.lines:
+            self._texts, self.dirty = [""] * self.lines, {*range(self.lines)}
+        for number in self.dirty:
+            self._texts[number] = row_text(self.buffer[number]).ljust(self.columns)
+        self.dirty.clear()
+        return self._texts
 
 
 class Screen(pyte.HistoryScreen):
@@ -45,19 +68,16 @@ class Screen(pyte.HistoryScreen):
         super().restore_cursor()
 
     def scrollback(self) -> list[str]:
-        return [self._row(row) for row in self.history.top]
+        return [row_text(row).rstrip() for row in self.history.top]
 
     def rows_shown(self) -> list[str]:
-        return [self._row(self.buffer[index]) for index in range(self.lines)]
+        return [row_text(self.buffer[index]).rstrip() for index in range(self.lines)]
 
     def everything(self) -> list[str]:
         rows = [*self.scrollback(), *self.rows_shown()]
         while rows and not rows[-1]:
             rows.pop()
         return rows
-
-    def _row(self, row: dict[int, pyte.screens.Char]) -> str:
-        return "".join(row[column].data for column in range(self.columns)).rstrip()
 
 
 class ReflowingScreen(Screen):

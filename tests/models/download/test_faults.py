@@ -242,6 +242,18 @@ def left_over(cache: Path) -> set[Path]:
     return {path for path in cache.rglob("*") if not path.is_dir() and ".locks" not in path.parts}
 
 
+@pytest.mark.parametrize("pause", [0.0, 5.0])
+def test_a_long_pause_in_a_transfer_is_said(
+    hub: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pause: float
+) -> None:
+    notes = list[str]()
+    monkeypatch.setattr(module, "_NOTED_WAIT_SECONDS", pause)
+    hub.faults.statuses, hub.faults.headers = [429], {"Retry-After": "0"}
+    settings = Settings(tmp_path / "hub", hub.url, offline=False, debug=False)
+    pull(ModelSpec("tiny", repository=hub.repository), settings, on_note=notes.append, policy=DEFAULT_RETRY_POLICY)
+    assert any("answered 429" in note for note in notes) == (pause == 0.0)
+
+
 def test_there_are_enough_of_them() -> None:
     assert len(MODES) >= 60
     assert len({mode.name for mode in MODES}) == len(MODES)

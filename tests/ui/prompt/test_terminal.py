@@ -18,6 +18,7 @@ import psutil
 import pyte
 import pytest
 from support.effort import loop_seconds
+from support.screens import CachedScreen
 
 SECONDS = 120.0
 MOST_LOOPS = 60  # of work for a paste of 2,000 lines, see support/effort
@@ -67,7 +68,7 @@ class Chat:
 
     def __init__(self, folder: Path, *, columns: int = 80, rows: int = 24, **environment: str) -> None:
         clean = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "VISUAL", "EDITOR")}
-        self.screen = pyte.Screen(columns, rows)
+        self.screen = CachedScreen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self.child = pexpect.spawn(
