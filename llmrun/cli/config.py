@@ -55,13 +55,13 @@ def as_preset(found: Modelfile) -> ImportedPreset:
     return ImportedPreset(values, found.template, (*found.notes, *examples))
 
 
-_KEYS = ("model", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE))
+_KEYS = ("model", "notes", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE))
 
 KeyArgument = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="model, serve.OPTION, models.folders, models.MODEL.OPTION or presets.NAME.OPTION; see llmrun help "
+        help="model, notes, serve.OPTION, models.folders, models.MODEL.OPTION or presets.NAME.OPTION; see llmrun help "
         "settings.",
         autocompletion=complete_words(*_KEYS),
     ),
@@ -227,6 +227,7 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
     given = settings_file.read_file()
     model, origin = default_model(given)
     rows: list[tuple[str, str | int | float | None, str]] = [("model", model or None, origin or "not set")]
+    rows.append(_row("notes", given) or ("notes", False, "default"))
     defaults = inspect.signature(serve).parameters
     for name, option in settings_file.SERVE.items():
         row = _row(f"serve.{name}", given)

@@ -1,6 +1,7 @@
 """The user's settings file: its keys, reading, and changing one value.
 
     model = "smollm2"            the default model
+    notes = true                 notes across chats
     [serve]                      options of `llmrun serve`
     port = 8081
     [models]
@@ -94,6 +95,7 @@ SERVE = {
 }
 PRESETS = "presets."
 _MODEL, _ALIAS, _FOLDERS = Key("model", str), Key("alias", str), Key("folders", str, is_list=True)
+_NOTES = Key("notes", bool)
 FOLDERS = "models.folders"
 
 
@@ -124,7 +126,7 @@ def find_key(key: str, where: str) -> Key:
         UsageError: there is none.
     """
     table, name = split_key(key)
-    known = {"": {"model": _MODEL}, "serve": SERVE, "models": {"folders": _FOLDERS}}.get(table, {})
+    known = {"": {"model": _MODEL, "notes": _NOTES}, "serve": SERVE, "models": {"folders": _FOLDERS}}.get(table, {})
     if table.startswith("models."):
         known = {**PRESET, "alias": _ALIAS}
     if table.startswith(PRESETS):
@@ -134,6 +136,7 @@ def find_key(key: str, where: str) -> Key:
     head = f"{table}." if known and table else ""
     names = [f"{head}{each}" for each in known if table not in ("", "models")] or [
         "model",
+        "notes",
         *(f"serve.{each}" for each in SERVE),
         FOLDERS,
         "models.MODEL.ctx",
