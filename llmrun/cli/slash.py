@@ -434,7 +434,16 @@ def show_window(chat: Chat, argument: str) -> None:
         chat.output.note("The context window is empty.")
         return
     model = chat.conversation.model
-    show_context(chat.output, messages, chat.conversation.count(), model.n_ctx, about=bool(model.used.server))
+    asked = [entry.part for entry in chat.conversation.chat.entries if isinstance(entry.part, Question)]
+    typed = {question.content: _with_sources(question) for question in asked if question.typed}
+    count = chat.conversation.count()
+    show_context(chat.output, messages, count, model.n_ctx, about=bool(model.used.server), typed=typed)
+
+
+def _with_sources(question: Question) -> str:
+    """Return what the user typed, after what was sent with it."""
+    sources = counted(len(question.passages), "passage") if question.passages else "files"
+    return f"[{sources}] {question.typed}"
 
 
 def sources(chat: Chat, argument: str) -> None:
