@@ -34,8 +34,9 @@ def read_notes() -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        what = f"the notes in {str(notes_file())!r} can't be read"
-        raise ResourceError(what, why=error.strerror or str(error), hint="llmrun config set notes off") from None
+        why = error.strerror or str(error)
+        hint = "llmrun config set notes off"
+        raise ResourceError(f"the notes in {str(notes_file())!r} can't be read", why=why, hint=hint) from None
 
 
 def remember(text: str) -> None:
