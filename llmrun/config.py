@@ -116,6 +116,15 @@ def model_aliases() -> dict[str, str]:
         return {}
 
 
+def has_notes() -> bool:
+    """Return whether the setting `notes` is on: LLMRUN_NOTES, or that of the settings file; not if it is damaged."""
+    try:
+        text = os.environ.get("LLMRUN_NOTES", "").strip()
+        return text in ("true", "on") if text else read_toml(config_file().read_text(encoding="utf-8"))["notes"] is True
+    except (OSError, ValueError, KeyError):
+        return False
+
+
 def model_folders() -> list[Path]:
     """Return the folders of models.folders: of LLMRUN_FOLDERS, or of the settings file; none if they are invalid."""
     try:

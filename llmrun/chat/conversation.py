@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmrun.chat.media import MediaCache
+from llmrun.chat.notes import system_messages
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.turns import (
     INTERRUPTED,
@@ -80,7 +81,7 @@ class Conversation:
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
         self.is_removed = False  # the last question: it failed, and is not saved
         self._was_read = False  # the model has prefilled the last question
-        self._answered_under: str | None = None  # the system prompt of the last answer in this run
+        self._answered_under: list[Message] | None = None  # the system prompt of the last answer in this run
         self._media = MediaCache(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
@@ -208,7 +209,7 @@ class Conversation:
         answer = self.chat.last_answer
         if answer is None or not answer.stats.context_used:
             return count
-        if (answer.model, self._answered_under) != (self.model.used, self.chat.system):
+        if (answer.model, self._answered_under) != (self.model.used, system_messages(self.chat.system)):
             return count
         each = (*count.each[:-1], answer.stats.completion_tokens)
         return count._replace(each=each, total=answer.stats.context_used)
@@ -218,8 +219,8 @@ class Conversation:
         return [*self._beginning(), *messages_of(self.chat.window(), self._media, self.model)]
 
     def _beginning(self) -> list[Message]:
-        """Return what stands before the first turn: the system prompt, and example turns of the model."""
-        return [*([Message("system", self.chat.system)] if self.chat.system else ()), *self.model.examples]
+        """Return what stands before the first turn: the system prompt with notes, and example turns of the model."""
+        return [*system_messages(self.chat.system), *self.model.examples]
 
     def save_state(self) -> None:
         """Save the KV cache, so that the chat can be resumed without prefill. Errors are ignored."""
@@ -363,7 +364,7 @@ class Conversation:
         answer = turn.to_save(reason, response.stats, has_text=response.has_text or bool(turn.answer.text))
         if answer is None:
             return ""
-        self._answered_under = self.chat.system
+        self._answered_under = system_messages(self.chat.system)
         return self._save(lambda chat: chat.add_answer(answer))
 
     def _save(self, step: Callable[[SavedChat], None]) -> str:

@@ -42,7 +42,7 @@ def serve_in_background(output: Output, arguments: Sequence[str], port: int) -> 
     log = log_file(port)
     process, server = start_server(arguments, log, answers)
     output.note(f"Serving in the background, process {process.pid}. llmrun logs -f shows the log, {log}.")
-    output.note(f"llmrun stop --port {server.port} ends it.")
+    output.note(f"llmrun stop --port {server.port} ends it. Its page to chat on, and its API, are at:")
     output.text(server.address)
 
 

@@ -47,14 +47,14 @@ def as_preset(found: Modelfile) -> tuple[dict[str, Any], list[str]]:
     return values, [*found.notes, *examples]
 
 
-_KEYS = ("model", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE), settings_file.SEARCH_KEY)
+_KEYS = ("model", "notes", FOLDERS, *(f"serve.{name}" for name in settings_file.SERVE), settings_file.SEARCH_KEY)
 
 KeyArgument = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="model, serve.OPTION, models.folders, tools.search, models.MODEL.OPTION or presets.NAME.OPTION; see "
-        "llmrun help settings.",
+        help="model, notes, serve.OPTION, models.folders, tools.search, models.MODEL.OPTION or presets.NAME.OPTION; "
+        "see llmrun help settings.",
         autocompletion=complete_words(*_KEYS),
     ),
 ]
@@ -219,6 +219,7 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
     given = settings_file.read_file()
     model, origin = default_model(given)
     rows: list[tuple[str, str | int | float | None, str]] = [("model", model or None, origin or "not set")]
+    rows.append(_row("notes", given) or ("notes", False, "default"))
     defaults = inspect.signature(serve).parameters
     for name, option in settings_file.SERVE.items():
         row = _row(f"serve.{name}", given)

@@ -1,6 +1,7 @@
 """The user's settings file: its keys, reading, and changing one value.
 
     model = "smollm2"            the default model
+    notes = true                 notes across chats
     [serve]                      options of `llmrun serve`
     port = 8081
     [models]
@@ -97,7 +98,7 @@ SERVE = {
 }
 PRESETS = "presets."
 _MODEL, _ALIAS, _SEARCH = Key("model", str), Key("alias", str), Key("search", str)
-_FOLDERS = Key("folders", str, is_list=True)
+_FOLDERS, _NOTES = Key("folders", str, is_list=True), Key("notes", bool)
 FOLDERS, SEARCH_KEY = "models.folders", "tools.search"
 
 
@@ -128,7 +129,12 @@ def find_key(key: str, where: str) -> Key:
         UsageError: there is none.
     """
     table, name = split_key(key)
-    tables = {"": {"model": _MODEL}, "serve": SERVE, "models": {"folders": _FOLDERS}, "tools": {"search": _SEARCH}}
+    tables = {
+        "": {"model": _MODEL, "notes": _NOTES},
+        "serve": SERVE,
+        "models": {"folders": _FOLDERS},
+        "tools": {"search": _SEARCH},
+    }
     known = tables.get(table, {})
     if table.startswith("models."):
         known = {**PRESET, "alias": _ALIAS}
@@ -139,6 +145,7 @@ def find_key(key: str, where: str) -> Key:
     head = f"{table}." if known and table else ""
     names = [f"{head}{each}" for each in known if table not in ("", "models")] or [
         "model",
+        "notes",
         *(f"serve.{each}" for each in SERVE),
         FOLDERS,
         SEARCH_KEY,

@@ -14,6 +14,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from llmrun.chat.attachments import Attachments, attach, attach_media
+from llmrun.chat.notes import describe_notes, notes_file, read_notes, remember
 from llmrun.chat.store.export import export, format_for
 from llmrun.chat.store.turns import Question
 from llmrun.cli.answering import cancelling, show_attached, stream
@@ -354,6 +355,19 @@ def set_system(chat: Chat, argument: str) -> None:
     if argument:
         saved.set_system(unquoted(argument))
     chat.output.note(f"System prompt: {saved.system}" if saved.system else "There is no system prompt.")
+    if about := describe_notes():
+        chat.output.note(about)
+
+
+def add_note(chat: Chat, argument: str) -> None:
+    """Add a note to those that all chats get, or print them."""
+    if argument:
+        remember(unquoted(argument))
+        chat.output.note(f"It is in {notes_file()}, for this chat and later ones.")
+        return
+    for line in read_notes().splitlines():
+        chat.output.note(line, dim=False)
+    chat.output.note(describe_notes() or f"No notes are in use: {notes_file()} has none, or they are off.")
 
 
 def change_model(chat: Chat, argument: str) -> None:
@@ -400,6 +414,8 @@ def show_header(chat: Chat, argument: str) -> None:
     from llmrun.ui.views.model_facts import show_model
 
     show_model(chat.output, header_facts(loaded_locally(chat.conversation.model, "/show").header), stderr=True)
+    if about := describe_notes():
+        chat.output.note(about)
 
 
 def switch_tools(chat: Chat, argument: str) -> None:
@@ -423,7 +439,16 @@ def show_window(chat: Chat, argument: str) -> None:
         chat.output.note("The context window is empty.")
         return
     model = chat.conversation.model
-    show_context(chat.output, messages, chat.conversation.count(), model.n_ctx, about=bool(model.used.server))
+    asked = [entry.part for entry in chat.conversation.chat.entries if isinstance(entry.part, Question)]
+    typed = {question.content: _with_sources(question) for question in asked if question.typed}
+    count = chat.conversation.count()
+    show_context(chat.output, messages, count, model.n_ctx, about=bool(model.used.server), typed=typed)
+
+
+def _with_sources(question: Question) -> str:
+    """Return what the user typed, after what was sent with it."""
+    sources = counted(len(question.passages), "passage") if question.passages else "files"
+    return f"[{sources}] {question.typed}"
 
 
 def sources(chat: Chat, argument: str) -> None:
@@ -587,6 +612,7 @@ SLASH_COMMANDS: dict[str, SlashCommand] = {
     "/think MODE": SlashCommand("reasoning: on, off, hide, fold, low, medium, high, or a number of tokens", think),
     "/speculation [MODE]": SlashCommand("drafted tokens: on colours them; off, auto, or a number a step", speculation),
     "/system [TEXT]": SlashCommand("set the system prompt; without a text, show it", set_system, is_usual=True),
+    "/remember [TEXT]": SlashCommand("add a note that all chats get; without a text, show them", add_note),
     "/model [NAME]": SlashCommand(
         "switch to another model; without a name, show the current one", change_model, is_usual=True
     ),

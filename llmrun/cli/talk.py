@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 from llmrun.chat.attachments import Attachments
 from llmrun.chat.conversation import Conversation
+from llmrun.chat.notes import describe_notes
 from llmrun.chat.passages import FolderIndex, Passage, passages_for
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import ending
@@ -77,6 +78,8 @@ class Chat:
         model, chat = self.conversation.model, self.conversation.chat
         window = f"context window {model.n_ctx:,} tokens" if model.n_ctx else "unknown context window"
         self.output.note(f"{_called(model)}: {window}. /? for help, Ctrl-D to leave.")
+        if about := describe_notes():
+            self.output.note(about)
         show_attached(self.output, self.attached)
         if chat.entries:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)

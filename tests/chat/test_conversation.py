@@ -409,6 +409,20 @@ def test_example_turns_of_the_model_stand_before_the_chat_and_stay(tmp_path: Pat
     assert Message("user", "Ahoy?") not in talk.chat.messages()
 
 
+def test_notes_of_the_user_are_part_of_each_prompt(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMRUN_NOTES", "on")
+    talk = Talk(tmp_path)
+    talk.chat.set_system("Be kind.")
+    talk.say("One?")
+    assert talk.model.seen[-1][0] == Message("system", "Be kind.")
+    (home / "notes.md").write_text("- I live in Oslo")
+    talk.say("Two?")
+    assert talk.model.seen[-1][0].content.startswith("Be kind.\n\n")
+    assert "I live in Oslo" in talk.model.seen[-1][0].content
+    assert len(talk.conversation.messages()) == len(talk.conversation.count().each)
+    assert talk.chat.system == "Be kind.", "the chat does not keep them"
+
+
 def test_a_summary_stands_where_the_turns_were(tmp_path: Path) -> None:
     talk = Talk(tmp_path, n_ctx=4000, overflow="summarize", request=AnswerRequest(limits=Limits(500)))
     for number in range(8):

@@ -86,6 +86,19 @@ def test_the_last_free_chat_goes_on_where_another_run_has_the_newest(start: Star
     assert any("Resuming why-is-the-sky-blue" in line for line in again.lines)
 
 
+def test_what_is_remembered_is_said_in_later_chats(start: Start, tmp_path: Path) -> None:
+    off = start("normal")
+    assert any("llmrun config set notes on" in line for line in off.ask("/remember I live in Oslo"))
+    chat = start("normal", LLMRUN_NOTES="on")
+    assert not any("your notes" in line for line in chat.lines)
+    assert any("for this chat and later ones" in line for line in chat.ask("/remember I live in Oslo"))
+    assert "- I live in Oslo" in chat.ask("/remember")
+    later = start("normal", LLMRUN_NOTES="on")
+    assert "holds your notes" in " ".join(later.lines)
+    assert "holds your notes" in " ".join(later.ask("/system"))
+    assert (tmp_path / "home/notes.md").read_text() == "- I live in Oslo\n"
+
+
 def test_a_chat_that_is_ended_keeps_what_came(start: Start) -> None:
     chat = start("deaf")
     chat.type("Why is the sky blue?")

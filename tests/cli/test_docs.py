@@ -136,6 +136,7 @@ def test_a_chat_shows_its_sources_and_keeps_them(chat: type[Terminal]) -> None:
     assert any("Left out: photo.png: it is an image, not text" in line for line in shown)
     assert any(line.startswith("[1] tea.md, lines 1-2 (Kitchen), score 0.") for line in shown)
     assert any("Tea is in the kitchen." in line for line in shown)
+    assert any("[1 passage] Where is the tea?" in line for line in talk.ask("/context")), "not the passage's words"
     edited = " ".join(talk.ask("/edit When does the office close?"))
     assert "[1] hours.txt, line 1:" in edited, "other passages go along with another question"
     assert "tea.md" not in edited

@@ -41,6 +41,7 @@ class MergeRule(Protocol):
 
     name: ClassVar[str]
     words: ClassVar[str]  # explanation of the algorithm and of its trees, for users
+    value_name: ClassVar[str]  # of the number of a node
 
     def origins(self, tokens: Sequence[int]) -> Iterator[TokenOrigin]:
         """Yield the merge trees of a text's tokens, in order."""
@@ -75,9 +76,10 @@ class BytePairs:
     """Byte pair encoding, of GPT-2 and most models since."""
 
     name: ClassVar[str] = "BPE"
+    value_name: ClassVar[str] = "rank"
     words: ClassVar[str] = (
         "Byte pair encoding starts from single bytes or characters and repeatedly merges the two neighbours that are "
-        "first in the model's list of merges. Below a token are the two parts it was merged from; the number is the "
+        "first in the model's list of merges. Below a token are the two parts it was merged from, with the "
         "merge's rank in that list, where frequent ones come first."
     )
 
@@ -105,9 +107,10 @@ class SentencePiece:
     """SentencePiece's own byte pair encoding, of Llama 2, Mistral, Gemma and others."""
 
     name: ClassVar[str] = "SentencePiece"
+    value_name: ClassVar[str] = "score"
     words: ClassVar[str] = (
         "SentencePiece's BPE starts from single characters and repeatedly merges the two neighbours whose union has "
-        "the highest score in the vocabulary. Below a token are the two parts it was merged from; the number is that "
+        "the highest score in the vocabulary. Below a token are the two parts it was merged from, with that "
         "score. A character that the vocabulary lacks is spelled in byte tokens."
     )
 
@@ -130,9 +133,10 @@ class WordPiece:
     """WordPiece, of BERT."""
 
     name: ClassVar[str] = "WordPiece"
+    value_name: ClassVar[str] = "tried"
     words: ClassVar[str] = (
         "WordPiece takes the longest beginning of a word that is in the vocabulary, then the longest beginning of the "
-        "rest. The number is how many longer beginnings were tried first."
+        "rest, with the number of longer beginnings that were tried first."
     )
 
     def __init__(self, words: Sequence[bytes | None]) -> None:
@@ -171,10 +175,11 @@ class Unigram:
     """SentencePiece's unigram model, of T5 and others."""
 
     name: ClassVar[str] = "Unigram"
+    value_name: ClassVar[str] = "score"
     words: ClassVar[str] = (
         "The unigram model cuts a text so that the scores of its pieces, logarithms of how likely they are, have the "
-        "highest sum; Viterbi's algorithm finds that cut. The number is a piece's score. Below it is the best cut "
-        "without it."
+        "highest sum; Viterbi's algorithm finds that cut. Beside a piece is its score, below it the best cut without "
+        "it."
     )
 
     def __init__(self, words: Sequence[bytes | None], scores: Sequence[float]) -> None:

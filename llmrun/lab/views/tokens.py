@@ -122,29 +122,29 @@ def show_merges(output: Output, rule: MergeRule | None, tokens: Sequence[Token])
         if ids in shown:
             continue
         shown.add(ids)
-        label = " ".join(f"{each:,}" for each in ids)
+        label = f"token {' '.join(f'{each:,}' for each in ids)}"
         if origin.node is None:
             text = repr(group[0].data.decode("utf-8", "replace"))
             console.print(f"{clean(text)}  {label}: a whole token, without merges", style="dim")
         else:
-            tree = Tree(_node_text(origin.node, label))
-            _grow(tree, origin.node)
+            tree = Tree(_node_text(origin.node, label, rule.value_name))
+            _grow(tree, origin.node, rule.value_name)
             console.print(tree)
 
 
-def _grow(tree: Tree, node: MergeNode) -> None:
+def _grow(tree: Tree, node: MergeNode, value_name: str) -> None:
     for part in node.parts:
-        _grow(tree.add(_node_text(part, "")), part)
+        _grow(tree.add(_node_text(part, "", value_name)), part, value_name)
 
 
-def _node_text(node: MergeNode, ids: str) -> Text:
+def _node_text(node: MergeNode, ids: str, value_name: str) -> Text:
     from rich.text import Text
 
     text = Text(bytes_shown(node.data), style="bold")
     if ids:
         text.append(f"  {ids}", "cyan")
     if node.value is not None:
-        text.append(f"  {node.value:,.6g}", "dim")
+        text.append(f"  {value_name} {node.value:,.6g}", "dim")
     return text
 
 

@@ -17,13 +17,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from llmrun.chat.media import MediaCache
+from llmrun.chat.notes import system_messages
 from llmrun.chat.store.turns import INTERRUPTED, Answer, ToolOutput, Truncation, WindowTurn
 from llmrun.chat.truncation import Policy
 from llmrun.chat.turn import Step, Steps, Turn
 from llmrun.errors import LlmrunError
 from llmrun.protocol.answer import logprob_entries
 from llmrun.protocol.arguments import MOST_TOP_LOGPROBS
-from llmrun.protocol.messages import AnswerPart, AnswerRequest, Message, PrefillProgress, Stats, ToolCall
+from llmrun.protocol.messages import AnswerPart, AnswerRequest, PrefillProgress, Stats, ToolCall
 from llmrun.protocol.questions import COUNT_TOKENS
 from llmrun.server.answer import AnswerWriter, CompletionRequest, sse_event
 from llmrun.server.exchange import Exchange, ServerState
@@ -286,7 +287,7 @@ class PageExchange(Exchange):
             on_note=self._notes.append,
             on_departure=self._note_departure,
             overflow=self._asked.overflow,
-            beginning=[Message("system", opened.saved.system)] if opened.saved.system else (),
+            beginning=system_messages(opened.saved.system),
         )
 
     def _note_departure(self, gone: Sequence[WindowTurn], truncation: Truncation) -> None:

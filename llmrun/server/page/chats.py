@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmrun.chat.attachments import AttachedFile, Attachments, read_media
 from llmrun.chat.media import MediaCache, MediaFile, MediaReader
+from llmrun.chat.notes import system_messages
 from llmrun.chat.passages import FolderIndex, Passage, passages_block, passages_for, passages_line
 from llmrun.chat.store.chat import SavedChat
 from llmrun.chat.store.export import export
@@ -397,7 +398,7 @@ def _question(entry: TurnEntry) -> Question:
 
 def _said(system: str, turns: Sequence[WindowTurn], asked: TurnEntry | None = None) -> Said:
     """Return the messages of a request, each with its files: the turns in the context window, then the question."""
-    said: Said = [(Message("system", system), ())] if system else []
+    said: Said = [(message, ()) for message in system_messages(system)]
     for turn in turns:
         first, *others = turn.messages
         said += [(first, turn.media), *((message, ()) for message in others)]

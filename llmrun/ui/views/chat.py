@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrun.protocol.codec import load_json
@@ -24,7 +24,13 @@ _TEXT = 32
 
 
 def show_context(
-    output: Output, messages: Sequence[Message], counted: TokenCount, n_ctx: int, *, about: bool = False
+    output: Output,
+    messages: Sequence[Message],
+    counted: TokenCount,
+    n_ctx: int,
+    *,
+    about: bool = False,
+    typed: Mapping[str, str] = {},
 ) -> None:
     """Print a line for each message, for the chat template, and for free space, on stderr.
 
@@ -33,10 +39,11 @@ def show_context(
         counted: their tokens.
         n_ctx: tokens of the context window; 0 if unknown.
         about: the counts are an estimate.
+        typed: what the user typed of a message, by its content, where that begins with passages or files.
     """
     template = max(0, counted.total - sum(counted.each))
     rows = [
-        (message.role, short(message.content, _TEXT), *_share(tokens, n_ctx))
+        (message.role, short(typed.get(message.content, message.content), _TEXT), *_share(tokens, n_ctx))
         for message, tokens in zip(messages, counted.each, strict=True)
     ]
     rows.append(("template", "what the template adds", *_share(template, n_ctx)))

@@ -61,7 +61,12 @@ def test_a_tree_for_each_different_token() -> None:
     rule = SentencePiece([None, b"ab", b"a", b"b"], [0.0, -1.5, -2.0, -3.0])
     show_merges(out, rule, [Token(1, b"ab", False), Token(0, b"<s>", True), Token(1, b"ab", False)])
     lines = out.stdout.getvalue().splitlines()
-    assert lines[-4:] == ["'ab'  1  -1.5", "├── 'a'", "└── 'b'", "'<s>'  0: a whole token, without merges"]
+    assert lines[-4:] == [
+        "'ab'  token 1  score -1.5",
+        "├── 'a'",
+        "└── 'b'",
+        "'<s>'  token 0: a whole token, without merges",
+    ]
 
 
 def test_a_vocabulary_without_a_rule_says_so() -> None:

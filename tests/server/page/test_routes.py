@@ -110,6 +110,20 @@ def test_vendored_files_are_those_whose_hash_and_licence_are_written_down() -> N
 # ---- chats and answers
 
 
+def test_notes_of_the_user_are_in_the_prompt_of_the_page(
+    serve: Serve, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMRUN_NOTES", "on")
+    server = serve("reporting")
+    (load_settings().state_dir / "notes.md").write_text("- I live in Oslo")
+    chat = ask(server, system="Be brief.")
+    answer(server, chat)
+    (system,) = json.loads(texts(read(server, chat))[-1])["system"]
+    assert system.startswith("Be brief.")
+    assert system.endswith("- I live in Oslo")
+    assert read(server, chat)["system"] == "Be brief."
+
+
 def test_an_answer_is_streamed_with_its_figures_and_saved_for_the_terminal(server: LiveServer) -> None:
     chat = ask(server, system="Be brief.")
     streamed = answer(server, chat)

@@ -41,3 +41,12 @@ def test_what_stands_as_it_was_generated() -> None:
         output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environment={})
         show_context(output, [Message("user", "Hi")], TokenCount((3,), 2_000, history), 4_096)
         assert output.stderr.getvalue().endswith(expected)
+
+
+def test_what_the_user_typed_stands_where_passages_or_files_come_first() -> None:
+    output = Output(stderr=io.StringIO(), environment={"COLUMNS": "100"})
+    message = Message("user", "Passages of my documents ... Where is the tea?")
+    show_context(output, [message], TokenCount((3,), 12), 0, typed={message.content: "[1 passage] Where is the tea?"})
+    shown = output.stderr.getvalue()
+    assert "[1 passage] Where is the tea?" in shown
+    assert "Passages of my documents" not in shown
