@@ -644,8 +644,14 @@ def test_every_width_holds_all_of_it(
 ) -> None:
     browser.ask("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}])
     page = Page(browser, serve(), width)
+    page.browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=420, deviceScaleFactor=1, mobile=False)
+    assert page.see("document.querySelector('#scroller').scrollTop") == 0, "the name of the model is to be seen"
     page.ask("w" * 300 + "\n\n```\n" + "c" * 300 + "\n```\n\n|" + " column |" * 30 + "\n|" + " - |" * 30)
     assert page.see("document.documentElement.scrollWidth") <= width
+    page.see("document.querySelector('#model').click()")
+    page.until("document.querySelector('#catalogue section:nth-of-type(2) li')")
+    assert page.see("(each => each.scrollWidth - each.clientWidth)(document.querySelector('#catalogue'))") == 0
+    page.key("Escape")
     outside = "each => each.checkVisibility() && (each.getBoundingClientRect().right > innerWidth + 1)"
     assert page.see(f"[...document.querySelectorAll('header *, form *')].filter({outside}).length") == 0
     colours = "(style => [style.backgroundColor, style.color])(getComputedStyle(document.body))"

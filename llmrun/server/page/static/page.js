@@ -11,7 +11,7 @@ import { byId, button, clean, h, icon, iconButton, number, recall, remember, sho
 import { download, downloads, summary } from "./downloads.js";
 import { save } from "./exports.js";
 import { LiveMarkdown, render } from "./markdown.js";
-import { goToEnd, place, scroller, turns } from "./scroll.js";
+import { goToEnd, goToStart, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
 import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
@@ -110,7 +110,11 @@ function draw() {
   else state.columns = null;
   const live = running();
   if (live) place([...drawn.slice(0, 1 + entries.findIndex(({ id }) => id === live.question)).map((each) => each.element), live.element]);
-  else place(drawn.length ? drawn.map((each) => each.element) : [emptyElement()]);
+  else if (drawn.length) place(drawn.map((each) => each.element));
+  else {
+    place([emptyElement()]);
+    goToStart();
+  }
 }
 
 /** Return what a chat without turns shows: which model answers, and examples of what it may be asked. */

@@ -14,6 +14,12 @@ export function goToEnd() {
   scroller.scrollTop = scroller.scrollHeight;
 }
 
+/** Show the beginning, whatever is placed next. */
+export function goToStart() {
+  isAtEnd = false;
+  scroller.scrollTop = 0;
+}
+
 /** Show elements; those that are shown stay, and so does the view, unless it follows the end. */
 export function place(elements) {
   const { scrollTop } = scroller;
