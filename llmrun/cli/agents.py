@@ -312,7 +312,7 @@ def _longest_answer(server: Endpoint, share: int = 4) -> int:
     return min(max(server.n_ctx // share, _SHORTEST_ANSWER), server.n_ctx // 4, 32_000)
 
 
-# Measured by tests/clients/windows.py, in windows of 32,768, 49,152 and 65,536 tokens.
+# Measured by tests/clients/windows.py, in windows of 32,768, 49,152, 65,536 and 131,072 tokens.
 AGENTS = {
     "claude": Agent(
         "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, Needs("2.1.332", 12_700, 49_152)
@@ -326,7 +326,9 @@ AGENTS = {
     "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, Needs("0.73.1", 1_600, 32_768)),
     "aider": Agent("aider", "aider", "uv tool install aider-chat", _aider, Needs(first_prompt=700)),
     "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", _crush),
-    "cline": Agent("Cline", "cline", "npm install -g cline", _cline),
-    "copilot": Agent("Copilot CLI", "copilot", "npm install -g @github/copilot", _copilot),
+    "cline": Agent("Cline", "cline", "npm install -g cline", _cline, Needs("3.0.65", 5_800, 65_536)),
+    "copilot": Agent(
+        "Copilot CLI", "copilot", "npm install -g @github/copilot", _copilot, Needs("1.0.102", 12_400, 32_768)
+    ),
     "goose": Agent("goose", "goose", "brew install block-goose-cli", _goose),
 }
