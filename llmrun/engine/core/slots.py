@@ -3,17 +3,18 @@
 Owns every change of the KV cache except decode(), so that its record of cached tokens is always true. Idle slots hold
 the parked prefixes. Must not know the waiting requests.
 
+A parked prefix that has to leave the cache is copied to host memory, the oldest copies making room, so that the request
+of a sub-agent or for a title does not cost the main conversation its prefill. Copies take what the plan has for them,
+and what it has for cells that were never used: a conversation that fills the cache leaves nothing of that. To the disk,
+a state goes without a copy.
+
 No KV state is copied out of the cache while a sequence runs, because all of them would wait: a prefix that is evicted
-then is forgotten. Prefixes are copied to host memory and written to the disk while the engine rests. Within the cache,
-what is copied for a new sequence takes far less time than the prefill that it saves.
+then is forgotten, unless it was copied before, while the engine rested. Within the cache, what is copied for a new
+sequence takes far less time than the prefill that it saves.
 
-Copies in host memory take what the plan has for them, and what it has for cells that were never used: a conversation
-that fills the cache leaves nothing of that. To the disk, a state goes without a copy.
-
-They go to host memory because where sequences share cells, every row of a batch on the processor reads every used cell,
-if only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If
-each sequence has cells of its own, no more conversations are cached than there are sequences, and a new one takes the
-place of an old one.
+Prefixes also leave the cache where sequences share cells and a processor computes: every row of a batch reads every
+used cell, if only to mask it, so parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down
+by half).
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ _MIN_RESTORED = 64  # tokens: fewer are prefilled faster than files are searched
 _MIN_MOVED = 32
 _CHEAP_CELLS = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
 _UNNOTICED_SECONDS = 0.2  # of prefill: a prefix that needs less is not copied to host memory
-_HOST_SHARE = 4  # host memory may hold 1/N of the tokens that the cells can hold
 _SHOWN = 12  # tokens of a difference
 _MOST_SAVED = 0.75  # of a parked conversation: each save writes all of it
 _SPLIT_STEPS = 4  # a gap may be filled by a new sequence meanwhile: moving one takes as long as a step or two ...
@@ -153,10 +153,14 @@ class Slots:
     def _turn_end(self, prompt: list[int]) -> int:
         return turn_end(prompt, self._context.vocabulary.is_end)
 
-    def _has_unique_prefix(self, slot: Prefix) -> bool:
-        """Return whether a slot holds tokens that are cached nowhere else, and whose prefill would be noticed."""
+    def _has_unique_prefix(self, slot: Prefix, length: int = 0) -> bool:
+        """Return whether a slot holds tokens that are cached nowhere else, and whose prefill would be noticed.
+
+        Args:
+            length: the first tokens that it keeps.
+        """
         others = [prefix for prefix in self._everywhere() if prefix is not slot]
-        shared = self._longest(slot.tokens, slot.salt, others)[1]
+        shared = max(length, self._longest(slot.tokens, slot.salt, others)[1])
         return len(slot.tokens) - shared >= max(_MIN_RESTORED, self._rate.tokens_within(_UNNOTICED_SECONDS))
 
     # ---- room ----------------------------------------------------------------------------------------------
@@ -174,21 +178,29 @@ class Slots:
             shared = 0  # it is copied
         lengths = {} if source.is_running else {source.slot: shared}
         used = self.budget.count({source.slot, *(slot.slot for slot in self.slots if slot.is_running)}, lengths)
-        spare = self.budget.n_cells // _SPARE_SHARE
-        return used + pending + len(tokens) - shared + spare <= self.budget.n_cells
+        return used + pending + len(tokens) - shared + self._spare <= self.budget.n_cells
 
-    def make_room(self, n_tokens: int) -> bool:
-        """Evict idle slots, least recently used first, until n_tokens more fit; return whether they fit."""
+    @property
+    def _spare(self) -> int:
+        """Cells that stay free at an admission."""
+        return self.budget.n_cells // _SPARE_SHARE
+
+    def make_room(self, n_tokens: int, kept: Prefix | None = None) -> bool:
+        """Evict idle slots, least recently used first, until n_tokens more fit; return whether they fit.
+
+        Args:
+            kept: a slot that stays.
+        """
         while not self.budget.admits(n_tokens):
-            if not self.evict():
+            if not self.evict(kept):
                 return False
         return True
 
-    def evict(self) -> bool:
+    def evict(self, kept: Prefix | None = None) -> bool:
         """Empty the least recently used idle slot; return False if all idle ones are empty."""
-        parked = self._parked()
+        parked = [slot for slot in self._parked() if slot is not kept]
         if parked:
-            self._cut(parked[0], 0)
+            self._give_up(parked[0], 0)
         return bool(parked)
 
     def _parked(self) -> list[Prefix]:
@@ -210,12 +222,9 @@ class Slots:
         Args:
             is_interrupted: checked between two copies, each of which delays a request that comes meanwhile.
         """
-        for slot in reversed(self._parked()):
-            if (slot.is_multi_turn or slot.is_shared) and self._is_resting and not is_interrupted():
-                self._save_soon(slot, _MOST_SAVED)
-        for copy in reversed(self._copies):
-            if copy.is_multi_turn:
-                self._save_soon(copy, _MOST_SAVED)
+        for prefix in reversed([*self._copies, *self._parked()]):
+            if (prefix.is_multi_turn or prefix.is_shared) and self._is_resting and not is_interrupted():
+                self._save_soon(prefix, _MOST_SAVED)
         if self._states is not None:
             self._states.forget_ahead()
 
@@ -241,8 +250,8 @@ class Slots:
 
         Where the processor shares cells, prefixes leave the cache until the remaining ones no longer slow running
         sequences down; the last one stays, because its next turn may follow. Else those are copied that the next
-        prompts will evict. Where a device shares cells, nothing is copied: they lie scattered, and each is a transfer
-        of its own.
+        prompts will evict, perhaps while others run. Where a device shares cells, nothing is copied before it has to
+        leave: they lie scattered, and each is a transfer of its own.
         """
         context = self._context
         if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):
@@ -263,30 +272,34 @@ class Slots:
                     return True
         return False
 
+    def _give_up(self, slot: Prefix, length: int) -> int:
+        """Cut as _cut() does, for another conversation; what would be lost is copied while the engine rests."""
+        if len(slot.tokens) > length and self._is_resting and self._has_unique_prefix(slot, length):
+            self._offload_copy(slot)
+        return self._cut(slot, length)
+
     def _offload_copy(self, slot: Prefix) -> bool:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
-        n_tokens, n_bytes = len(slot.tokens), self._context.state_bytes(slot.slot)
-        most_tokens, most_bytes = self.budget.n_cells // _HOST_SHARE, self._copy_limit()
-        if not _MIN_RESTORED <= n_tokens <= most_tokens or n_bytes > most_bytes:
+        n_bytes, most_bytes = self._context.state_bytes(slot.slot), self._copy_limit()
+        if len(slot.tokens) < _MIN_RESTORED or n_bytes > most_bytes:
             return False
-        while self._n_copied_tokens + n_tokens > most_tokens or self.copied_bytes + n_bytes > most_bytes:
+        while self.copied_bytes + n_bytes > most_bytes:
             oldest = self._copies.pop(0)
             if oldest.is_multi_turn:
                 self._save_soon(oldest)
         copy = self._copy(slot)
         if copy is None:
             return False
-        self._copies = [each for each in self._copies if not each.begins(copy)] + [copy]
+        for beginning in [each for each in self._copies if each.begins(copy)]:
+            self._copies.remove(beginning)
+            copy.is_multi_turn |= beginning.is_multi_turn
+        self._copies.append(copy)
         return True
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the copies in host memory."""
         return sum(len(copy.state) for copy in self._copies)
-
-    @property
-    def _n_copied_tokens(self) -> int:
-        return sum(len(copy.tokens) for copy in self._copies)
 
     def _copy(self, slot: Prefix) -> Prefix | None:
         """Return a copy of a parked slot's prefix; None if llama.cpp can't export it."""
@@ -337,10 +350,12 @@ class Slots:
         length = self._reach(slot, reusable(slot.tokens, tokens)) if slot.salt == salt else 0
         length = self._restore(slot, tokens, salt, length)
         continues = self._is_next_turn(slot, tokens)
+        length = self._cut(slot, length) if continues else self._give_up(slot, length)
         slot.is_multi_turn = continues and not is_copied and n_prompt > slot.n_prompt
         slot.is_shared = is_copied or (continues and slot.is_shared)
+        if self._is_resting:  # a prefix that has to go for this prompt can still be copied
+            self.make_room(len(tokens) - length + self._spare, kept=slot)
         slot.is_running, slot.n_prompt, slot.salt = True, n_prompt, salt
-        length = self._cut(slot, length)
         if self._context.has_checkpoints:
             is_end, end = self._context.vocabulary.is_end, self._turn_end(tokens[:n_prompt])
             self.checkpoints.plan(slot, {first_end(tokens[:end], is_end), min(shared, end), end}, length)
@@ -413,7 +428,7 @@ class Slots:
         if slot is source or not shared:
             return slot, False
         if not self._context.shares_cells and self._longest(tokens, salt, [slot])[1] == shared:
-            self._cut(slot, shared)
+            self._give_up(slot, shared)
         elif self._context.n_copied(source.slot, shared) > _MOST_COPIED * shared:
             return slot, False
         elif not self._copy_prefix(source, slot, shared):
@@ -421,7 +436,7 @@ class Slots:
         return slot, True
 
     def _copy_prefix(self, source: Prefix, slot: Prefix, length: int) -> bool:
-        self._cut(slot, 0)
+        self._give_up(slot, 0)
         found = source.deepest(length)
         checkpoint = found.state if found is not None and found.length == length else None
         is_copied = False
@@ -438,10 +453,15 @@ class Slots:
             self._use_cells(slot, length)
         return True
 
-    def _cost(self, slot: Prefix) -> tuple[int, bool, int]:
-        """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""
+    def _cost(self, slot: Prefix) -> tuple[bool, int, bool, int]:
+        """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used.
+
+        No gap is worth the prefill of a long conversation.
+        """
+        is_long = len(slot.tokens) > _MAX_MOVED_CELLS
         busy = [each.slot for each in self.slots if each.is_running or each is slot]
-        return len(_runs(busy)) if self._context.splits_batches else 0, bool(slot.tokens), slot.last_used
+        n_runs = len(_runs(busy)) if self._context.splits_batches and not is_long else 0
+        return is_long, n_runs, bool(slot.tokens), slot.last_used
 
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
@@ -459,6 +479,8 @@ class Slots:
             return []
         beside = (runs[-1][0] - 1, runs[-1][-1] + 1)
         target = min((slot for slot in self._idle if slot.slot in beside), key=self._cost)
+        if len(target.tokens) > _MAX_MOVED_CELLS:
+            return []
         self._cut(target, 0)
         with suppress(LlmrunError, MemoryError):
             if self._context.copy(source.slot, target.slot, len(source.tokens)):
@@ -510,7 +532,7 @@ class Slots:
                 return length
         elif self._is_next_turn(found, tokens):
             self._copies.remove(found)
-        self._cut(slot, 0)
+        self._give_up(slot, 0)
         slot.n_prompt, slot.n_saved = found.n_prompt, found.n_saved
         if self.make_room(len(found.tokens)) and self._set(slot, found):
             return self._reach(slot, reusable(slot.tokens, tokens))
