@@ -7,7 +7,7 @@ are made and which ones stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from llmrun.engine.core.prefix import Checkpoint, Prefix
@@ -117,7 +117,7 @@ def first_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:
     return next((length for length, token in enumerate(prompt, 1) if token >= 0 and is_end(token)), 0)
 
 
-def turn_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:
+def turn_end(prompt: Sequence[int], is_end: Callable[[int], bool]) -> int:
     """Return the length of a prompt without what begins the answer.
 
     The next prompt may have the answer in another form, for example without its reasoning, and differs from there on.

@@ -92,7 +92,7 @@ class Slots:
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
     @property
-    def cached(self) -> dict[int, list[int]]:
+    def cached(self) -> dict[int, Sequence[int]]:
         """Slot -> the tokens whose keys and values it holds."""
         return {slot.slot: slot.tokens for slot in self.slots}
 
@@ -110,20 +110,14 @@ class Slots:
 
     # ---- search --------------------------------------------------------------------------------------------
 
-    def _longest(self, tokens: list[int], salt: Salt, prefixes: Iterable[Prefix]) -> tuple[Prefix, int]:
+    def _longest(self, tokens: Sequence[int], salt: Salt, prefixes: Iterable[Prefix]) -> tuple[Prefix, int]:
         """Return the prefix of which a prompt can reuse most, and how many tokens; an empty one if there are none."""
         return longest(prefixes, tokens, salt, self._reach if self._context.has_checkpoints else None)
 
     def _reach(self, prefix: Prefix, length: int) -> int:
         """Return to how many of its first `length` tokens a prefix can be cut."""
-        if prefix.slot < 0:
-            can_cut = not self._context.has_checkpoints or length == len(prefix.tokens)
-        else:
-            can_cut = self._context.can_forget(prefix.slot, length)
-        if can_cut:
-            return length
-        found = prefix.deepest(length)
-        return found.length if found is not None else 0
+        cuts = self._context.can_forget(prefix.slot, length) if prefix.slot >= 0 else not self._context.has_checkpoints
+        return prefix.reach(length, cuts=cuts)
 
     def cached_prefix(self, tokens: list[int], salt: Salt) -> int:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
@@ -141,7 +135,7 @@ class Slots:
             length, *(self._text(each, length) for each in (found.tokens[: found.n_prompt], tokens))
         )
 
-    def _text(self, tokens: list[int], start: int) -> str:
+    def _text(self, tokens: Sequence[int], start: int) -> str:
         ids = (token for token in tokens[start : start + _SHOWN] if token >= 0)  # images and audio have others
         return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
@@ -150,7 +144,7 @@ class Slots:
         same = common_prefix(prefix.tokens, tokens)
         return same > 0 and same >= min(len(tokens) - 1, self._turn_end(prefix.tokens[: prefix.n_prompt]))
 
-    def _turn_end(self, prompt: list[int]) -> int:
+    def _turn_end(self, prompt: Sequence[int]) -> int:
         return turn_end(prompt, self._context.vocabulary.is_end)
 
     def _has_unique_prefix(self, slot: Prefix, length: int = 0) -> bool:
@@ -371,7 +365,7 @@ class Slots:
         self._extend(self.slots[slot], tokens)
         self.checkpoints.record(self.slots[slot])
 
-    def _extend(self, slot: Prefix, tokens: list[int]) -> None:
+    def _extend(self, slot: Prefix, tokens: Sequence[int]) -> None:
         slot.tokens += tokens
         self._use_cells(slot, len(tokens))
 
@@ -526,10 +520,11 @@ class Slots:
         if self._context.on_device and not self._is_resting:
             return length
         found, reach = self._longest(tokens, salt, self._copies)
-        if reach < length + _MIN_RESTORED:
-            found = self._find_saved(tokens, salt, length)
-            if not found.tokens:
-                return length
+        saved = self._find_saved(tokens, salt, max(length, reach))
+        if saved.tokens:
+            found = saved
+        elif reach < length + _MIN_RESTORED:
+            return length
         elif self._is_next_turn(found, tokens):
             self._copies.remove(found)
         self._give_up(slot, 0)
