@@ -347,7 +347,7 @@ class Slots:
         length = self._cut(slot, length) if continues else self._give_up(slot, length)
         slot.is_multi_turn = continues and not is_copied and n_prompt > slot.n_prompt
         slot.is_shared = is_copied or (continues and slot.is_shared)
-        if self._is_resting:  # a prefix that has to go for this prompt can still be copied
+        if self._context.shares_cells and self._is_resting:  # what has to go for this prompt can still be copied
             self.make_room(len(tokens) - length + self._spare, kept=slot)
         slot.is_running, slot.n_prompt, slot.salt = True, n_prompt, salt
         if self._context.has_checkpoints:
