@@ -47,6 +47,7 @@ class Conversation:
         prefixes: list[Prefix] | None = None,
         threads: ThreadChooser | None = None,
         copy_bytes: int = sys.maxsize,
+        checkpoint_bytes: int = 0,
         cell_bytes: int = 0,
         **context: int,
     ) -> None:
@@ -61,6 +62,7 @@ class Conversation:
             adapts=adapts,
             prefixes=prefixes,
             copy_bytes=copy_bytes,
+            checkpoint_bytes=checkpoint_bytes,
             cell_bytes=cell_bytes,
         )
         self.events: list[Event] = []

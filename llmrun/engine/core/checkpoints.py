@@ -22,27 +22,27 @@ _TAIL = 64  # tokens in which a chat template ends the last turn and begins the 
 
 
 class Checkpoints:
-    """Makes the checkpoints of all prefixes, and keeps the most useful ones.
+    """Makes the checkpoints of slots, and keeps the most useful ones.
 
     Args:
         context: with the memory.
-        prefixes: returns those whose checkpoints take memory.
+        prefixes: those with the checkpoints; copies in host memory have theirs beside.
         limit: maximum of their bytes together.
     """
 
-    def __init__(self, context: Context, prefixes: Callable[[], Iterable[Prefix]], limit: int = MAX_BYTES) -> None:
+    def __init__(self, context: Context, prefixes: Sequence[Prefix], limit: int = MAX_BYTES) -> None:
         self._context, self._prefixes, self._limit = context, prefixes, limit
         self._last_bytes = 0
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all states; one that several prefixes have counts once."""
-        return _bytes_of(prefix.checkpoints for prefix in self._prefixes())
+        return bytes_of(prefix.checkpoints for prefix in self._prefixes)
 
     def put(self, prefix: Prefix, checkpoints: Iterable[Checkpoint]) -> None:
         """Replace a prefix's checkpoints, and remove the least useful ones of all beyond the limit."""
         prefix.checkpoints = list(checkpoints)
-        thin_out([each.checkpoints for each in self._prefixes()], self._limit)
+        thin_out([each.checkpoints for each in self._prefixes], self._limit)
 
     def plan(self, prefix: Prefix, lengths: Iterable[int], start: int) -> None:
         """Plan checkpoints of a prompt instead of those of the slot's last one.
@@ -82,7 +82,8 @@ class Checkpoints:
         return 0
 
 
-def _bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
+def bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
+    """Return the bytes of all states; one that several lists have counts once."""
     return sum({id(checkpoint.state): len(checkpoint.state) for kept in lists for checkpoint in kept}.values())
 
 
@@ -93,7 +94,7 @@ def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
     one of a list after those. One that several lists have is removed from all of them, and as useful as where it is
     most useful.
     """
-    while _bytes_of(lists) > limit:
+    while bytes_of(lists) > limit:
         costs: dict[int, tuple[bool, bool, int]] = {}
         for kept in lists:
             for index, checkpoint in enumerate(kept):

@@ -28,7 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoints, first_end, most_useful, turn_end
+from llmrun.engine.core.checkpoints import MAX_BYTES, Checkpoints, bytes_of, first_end, most_useful, turn_end
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.prefix import Prefix, Salt, common_prefix, gap_after, longest, reusable
 from llmrun.engine.llama.base import Context
@@ -87,7 +87,7 @@ class Slots:
         self._copies = [*(prefixes or ())]  # the oldest first
         self.budget = CellBudget(context.n_cells, has_streams=not context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
-        self.checkpoints = Checkpoints(context, self._everywhere, checkpoint_bytes or MAX_BYTES)
+        self.checkpoints = Checkpoints(context, self.slots, checkpoint_bytes or MAX_BYTES)
         self._n_releases = 0
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
@@ -236,6 +236,10 @@ class Slots:
     def _state_bytes(self, prefix: Prefix) -> int:
         return len(prefix.state) or self._context.state_bytes(prefix.slot)
 
+    def _n_bytes(self, prefix: Prefix) -> int:
+        """Return the bytes of a copy in host memory, with its checkpoints."""
+        return self._state_bytes(prefix) + bytes_of([prefix.checkpoints])
+
     def _source(self, prefix: Prefix) -> StateSource:
         return prefix.state or partial(self._context.write_state, prefix.slot)
 
@@ -274,7 +278,7 @@ class Slots:
 
     def _offload_copy(self, slot: Prefix) -> bool:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
-        n_bytes, most_bytes = self._context.state_bytes(slot.slot), self._copy_limit()
+        n_bytes, most_bytes = self._n_bytes(slot), self._copy_limit()
         if len(slot.tokens) < _MIN_RESTORED or n_bytes > most_bytes:
             return False
         while self.copied_bytes + n_bytes > most_bytes:
@@ -292,8 +296,8 @@ class Slots:
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of the copies in host memory."""
-        return sum(len(copy.state) for copy in self._copies)
+        """Bytes of the copies in host memory, with their checkpoints."""
+        return sum(len(copy.state) for copy in self._copies) + bytes_of(copy.checkpoints for copy in self._copies)
 
     def _copy(self, slot: Prefix) -> Prefix | None:
         """Return a copy of a parked slot's prefix; None if llama.cpp can't export it."""
@@ -317,7 +321,7 @@ class Slots:
         copies: list[Prefix] = []
         n_bytes = self.copied_bytes
         for slot in reversed(self._parked()):
-            size = self._context.state_bytes(slot.slot)
+            size = self._n_bytes(slot)
             if n_bytes + size > self._copy_limit():
                 self._save_soon(slot, _MOST_SAVED)
             elif (copy := self._copy(slot)) is not None:

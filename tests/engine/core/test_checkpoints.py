@@ -17,7 +17,7 @@ SAMPLING = SamplingParams(seed=5, temperature=1.0)
 
 
 def made(*prefixes: Prefix, limit: int = MAX_BYTES) -> Checkpoints:
-    return Checkpoints(CONTEXT, lambda: prefixes, limit)
+    return Checkpoints(CONTEXT, prefixes, limit)
 
 
 def add(checkpoints: Checkpoints, prefix: Prefix, *lengths: int, n_bytes: int = 10) -> None:
@@ -136,7 +136,7 @@ def test_large_ones_are_rarer(n_bytes: int, expected: list[int], monkeypatch: py
     monkeypatch.setattr(context, "n_batch", 8)
     monkeypatch.setattr(context, "checkpoint", lambda slot: bytearray(n_bytes))
     prefix = Prefix(n_prompt=100)
-    checkpoints = Checkpoints(context, lambda: [prefix])
+    checkpoints = Checkpoints(context, [prefix])
     for _ in range(4):
         prefix.tokens += [1] * 8
         checkpoints.record(prefix)
