@@ -171,7 +171,8 @@ def _with_copies(plan: Plan, fit: _ContextFit, *, is_on_use: bool) -> Plan:
     Args:
         is_on_use: the KV cache is in the machine's own memory, and a cell takes it when it is used.
     """
-    n_bytes, free = min(plan.memory.kv, _MOST_COPIES), fit.hardware.memory_available
+    cache = plan.memory.kv + plan.memory.checkpoints
+    n_bytes, free = min(cache, _MOST_COPIES), fit.hardware.memory_available
     if fit.hardware.memory_total:
         n_bytes = max(min(n_bytes, free - margin(free) - plan.ram_bytes), 0)
     cell = cell_bytes(fit.header, plan.load.n_cells, fit.preferences.kv_type) if is_on_use else 0

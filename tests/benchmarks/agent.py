@@ -9,8 +9,8 @@ and by default only the dense model: the whole takes up to ten minutes on two bu
 seconds and restarts, and the main conversation goes on. The bounds are llmrun's: at most 22 % of the prompt tokens are
 computed, in the session and after the restart; after a title request the main conversation computes what it computes
 without one; and the time to the first token of a grown turn is at most 1.2x of the dense model's. Then two agents
-with different prompts share a server with two slots in random turns: each computes at most 1.1x of the share that one
-computes alone.
+with different prompts share a server with two slots in random turns: with the dense model each computes at most 1.1x
+of the share that one computes alone. The KV cache of the tiny hybrids, and with it the limit of copies, is too small.
 """
 
 from __future__ import annotations
@@ -177,7 +177,8 @@ def main() -> int:
             shares = two_agents([llmrun, "serve", str(path), "-t", threads])
             report.add(f"{shape}: share computed by each of two agents", [100 * each for each in shares], "%", "llmrun")
             ratio = max(shares) / share(found)
-            report.bound(f"{shape}: share computed by two agents / by one", ratio, MOST_OF_TWO, at_most=True)
+            if shape == options.shapes[0]:
+                report.bound(f"{shape}: share computed by two agents / by one", ratio, MOST_OF_TWO, at_most=True)
             ttft = [turn.ttft for turn in grown(found)]
             dense = dense or ttft
             if ttft is not dense:

@@ -404,6 +404,12 @@ def test_a_whole_window_is_planned_wherever_its_memory_comes_from(flash_attentio
     assert ("its memory is allocated at once" in plan.summary) == (not is_on_use)
 
 
+def test_copies_of_a_recurrent_model_have_room_for_checkpoints() -> None:
+    plan = make_plan(replace(SMALL, recurrent_bytes=10 * MIB), machine(), LoadPreferences(parallel=2))
+    assert plan.memory.checkpoints > 0
+    assert plan.load.copy_bytes == plan.memory.kv + plan.memory.checkpoints
+
+
 def test_cells_that_come_on_use_lend_their_memory_to_copies() -> None:
     on_use = replace(machine(), kv_on_use=True)
     plan = make_plan(LARGE, on_use, LoadPreferences(parallel=2, flash_attention="on"))
