@@ -43,7 +43,7 @@ _SCORES_SHARE = 16  # of memory
 # Drafted tokens of a step of a recurrent model: 4 rows. Each costs a copy of the state, and time in every step, also in
 # those without drafts: of three recurrent layers on one processor, 3 cost 18 us and 7 cost 47 us.
 _ROLLBACK = 3
-_COPIES_SHARE = 4  # copies of KV states take at most 1/N of the KV cache's memory
+_MOST_COPIES = 8_000_000_000  # bytes of copies of KV states at most, about llama-server's default
 _ROLLBACK_SHARE = 64  # copies of recurrent states take at most 1/N of all memory: what is free changes
 
 # Quant -> bits per weight of whole models; in order of quality.
@@ -166,12 +166,13 @@ def make_plan(
 
 
 def _with_copies(plan: Plan, fit: _ContextFit, *, is_on_use: bool) -> Plan:
-    """Return the plan with memory for copies of KV states: what is left, up to a share of the KV cache.
+    """Return the plan with memory for copies of what has to leave the KV cache: what is left, up to another cache.
 
     Args:
         is_on_use: the KV cache is in the machine's own memory, and a cell takes it when it is used.
     """
-    n_bytes, free = plan.memory.kv // _COPIES_SHARE, fit.hardware.memory_available
+    cache = plan.memory.kv + plan.memory.checkpoints
+    n_bytes, free = min(cache, _MOST_COPIES), fit.hardware.memory_available
     if fit.hardware.memory_total:
         n_bytes = max(min(n_bytes, free - margin(free) - plan.ram_bytes), 0)
     cell = cell_bytes(fit.header, plan.load.n_cells, fit.preferences.kv_type) if is_on_use else 0

@@ -8,7 +8,9 @@ of agent_session.py, one after the other, with its defaults; llama-server gets a
 and by default only the dense model: the whole takes up to ten minutes on two busy cores. The server idles for some
 seconds and restarts, and the main conversation goes on. The bounds are llmrun's: at most 22 % of the prompt tokens are
 computed, in the session and after the restart; after a title request the main conversation computes what it computes
-without one; and the time to the first token of a grown turn is at most 1.2x of the dense model's.
+without one; and the time to the first token of a grown turn is at most 1.2x of the dense model's. Then two agents
+with different prompts share a server with two slots in random turns: with the dense model each computes at most 1.1x
+of the share that one computes alone. The KV cache of the tiny hybrids, and with it the limit of copies, is too small.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from support.hybrid_models import write_models
 N_CTX = 65_536  # llama-server's slots share one cache of this size: all three conversations fit
 IDLE_SECONDS = 8  # llmrun saves conversations when it is idle
 SHAPES = ("llama", "gemma3", "lfm2", "qwen35")
-MOST_COMPUTED, MOST_TTFT = 0.22, 1.2
+MOST_COMPUTED, MOST_TTFT, MOST_OF_TWO = 0.22, 1.2, 1.1
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools></s>{% endif %}
 {%- for message in messages %}[{{ message.role }}]{{ message.content or '' }}
@@ -111,6 +113,15 @@ def measure(command: list[str], *, fixed: bool) -> tuple[list[Turn], Turn]:
             return found, ask(port, for_llama_server(after) if fixed else after)
 
 
+def two_agents(command: list[str]) -> list[float]:
+    """Return the share of its prompt tokens that each of two agents on one server computes."""
+    found: dict[str, list[Turn]] = {"one ": [], "two ": []}
+    with home(), server.running([*command, "--parallel", "2"]) as port:
+        for agent, request in agent_session.sessions(*found):
+            found[agent].append(ask(port, request))
+    return list(map(share, found.values()))
+
+
 def grown(found: list[Turn]) -> list[Turn]:
     """Return the main conversation's turns that only append to the one before."""
     main = [turn for turn in found if turn.conversation == "main"]
@@ -163,6 +174,11 @@ def main() -> int:
             report.bound(f"{shape}: share computed", share(found), MOST_COMPUTED, at_most=True)
             report.bound(f"{shape}: share computed after a restart", share([restarted]), MOST_COMPUTED, at_most=True)
             report.bound(f"{shape}: after a title request", after_title(found), 1.1, at_most=True)
+            shares = two_agents([llmrun, "serve", str(path), "-t", threads])
+            report.add(f"{shape}: share computed by each of two agents", [100 * each for each in shares], "%", "llmrun")
+            ratio = max(shares) / share(found)
+            if shape == options.shapes[0]:
+                report.bound(f"{shape}: share computed by two agents / by one", ratio, MOST_OF_TWO, at_most=True)
             ttft = [turn.ttft for turn in grown(found)]
             dense = dense or ttft
             if ttft is not dense:

@@ -51,12 +51,24 @@ def text(seed: str, n_tokens: int) -> str:
     return " ".join(words)
 
 
-def session() -> Iterator[AgentRequest]:
-    """Yield the 20 requests."""
+def session(agent: str = "") -> Iterator[AgentRequest]:
+    """Yield the 20 requests of an agent, whose name makes its texts different from those of others."""
     turns = dict.fromkeys(ORDER, 0)
     for number, name in enumerate(ORDER):
         turns[name] += 1
-        yield AgentRequest(name, _request(name, turns[name], number))
+        yield AgentRequest(name, _request(name, turns[name], number, agent))
+
+
+def sessions(*agents: str) -> Iterator[tuple[str, AgentRequest]]:
+    """Yield the requests of several agents in random turns, each with the name of its agent."""
+    draw, running = random.Random(1), {agent: session(agent) for agent in agents}
+    while running:
+        agent = draw.choice([*running])
+        request = next(running[agent], None)
+        if request is None:
+            del running[agent]
+        else:
+            yield agent, request
 
 
 def next_turn() -> AgentRequest:
@@ -64,18 +76,18 @@ def next_turn() -> AgentRequest:
     return AgentRequest("main", _request("main", ORDER.count("main") + 1, len(ORDER)))
 
 
-def _request(name: str, turn: int, number: int) -> dict[str, Any]:
+def _request(name: str, turn: int, number: int, agent: str = "") -> dict[str, Any]:
     header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={number:05x};"}
     common = {"max_tokens": 8, "temperature": 0, "stream": True}
     if name == "title":
-        prompt = {"role": "user", "content": text(f"title {turn}", TASK)}
+        prompt = {"role": "user", "content": text(f"{agent}title {turn}", TASK)}
         return {**common, "system": [header, _block("Write a title of this conversation.")], "messages": [prompt]}
     is_main = name == "main"
-    system = text("system", SYSTEM) if is_main else text("sub-agent", SUB_SYSTEM)
+    system = text(f"{agent}system", SYSTEM) if is_main else text(f"{agent}sub-agent", SUB_SYSTEM)
     names = TOOLS if is_main else SUB_TOOLS
-    messages = [{"role": "user", "content": [_block(_date(is_main, turn)), _block(text(f"{name} task", TASK))]}]
+    messages = [{"role": "user", "content": [_block(_date(is_main, turn)), _block(text(f"{agent}{name} task", TASK))]}]
     for earlier in range(1, turn):
-        identity, cleared = f"toolu_{name}_{earlier}", is_main and turn >= CLEARED_AT and earlier == 1
+        identity, cleared = f"toolu_{agent}{name}_{earlier}", is_main and turn >= CLEARED_AT and earlier == 1
         call = {"type": "tool_use", "id": identity, "name": "Bash", "input": {"command": text(f"{identity}", 40)}}
         result = CLEARED if cleared else text(f"result {identity}", RESULT)
         messages.append({"role": "assistant", "content": [_block(text(f"answer {identity}", 60)), call]})

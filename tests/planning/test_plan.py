@@ -383,12 +383,12 @@ def test_no_client_has_less_than_one_alone() -> None:
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-@pytest.mark.parametrize("free", [7, 8, 10, 12, 20, 30])
+@pytest.mark.parametrize("free", [7, 8, 10, 12, 20, 30, 100])
 def test_copies_of_conversations_take_what_is_left(free: int, parallel: int) -> None:
     """They change no window, and with them the plan leaves as much to the rest of the system."""
     plan = make_plan(LARGE, machine(free=free * GIB), LoadPreferences(parallel=parallel))
     left = free * GIB - margin(free * GIB) - (plan.ram_bytes - plan.load.copy_bytes)
-    assert plan.load.copy_bytes == plan.memory.copies == max(min(plan.memory.kv // 4, left), 0)
+    assert plan.load.copy_bytes == plan.memory.copies == max(min(plan.memory.kv, 8 * 10**9, left), 0)
     assert (f"copies of conversations {readable_size(plan.load.copy_bytes)}" in plan.summary) == (
         plan.load.copy_bytes > 0
     )
@@ -402,6 +402,12 @@ def test_a_whole_window_is_planned_wherever_its_memory_comes_from(flash_attentio
     is_on_use = kv_on_use and flash_attention == "on"
     assert ("takes memory when it is used" in plan.summary) == is_on_use
     assert ("its memory is allocated at once" in plan.summary) == (not is_on_use)
+
+
+def test_copies_of_a_recurrent_model_have_room_for_checkpoints() -> None:
+    plan = make_plan(replace(SMALL, recurrent_bytes=10 * MIB), machine(), LoadPreferences(parallel=2))
+    assert plan.memory.checkpoints > 0
+    assert plan.load.copy_bytes == plan.memory.kv + plan.memory.checkpoints
 
 
 def test_cells_that_come_on_use_lend_their_memory_to_copies() -> None:
@@ -443,7 +449,8 @@ def test_a_gpu_that_holds_everything_gets_it() -> None:
     plan = make_plan(LARGE, machine(gpus=(gpu(23 * GIB),)), LoadPreferences(n_ctx=8192))
     assert plan.load.gpu_layers == ALL_LAYERS
     assert plan.vram_bytes > LARGE.weight_bytes
-    assert plan.ram_bytes < GIB
+    assert plan.ram_bytes - plan.memory.copies < GIB
+    assert plan.load.copy_bytes == plan.memory.kv, "what leaves the GPU's memory has room here"
     assert plan.notes == ()
 
 

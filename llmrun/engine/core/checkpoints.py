@@ -7,7 +7,7 @@ are made and which ones stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from llmrun.engine.core.policy import POLICY, Policy
@@ -19,26 +19,26 @@ _TAIL = 64  # tokens in which a chat template ends the last turn and begins the 
 
 
 class Checkpoints:
-    """Makes the checkpoints of all prefixes, and keeps the most useful ones.
+    """Makes the checkpoints of slots, and keeps the most useful ones.
 
     Args:
         context: with the memory.
-        prefixes: returns those whose checkpoints take memory.
+        prefixes: those with the checkpoints; copies in host memory have theirs beside.
     """
 
-    def __init__(self, context: Context, prefixes: Callable[[], Iterable[Prefix]], policy: Policy = POLICY) -> None:
+    def __init__(self, context: Context, prefixes: Sequence[Prefix], policy: Policy = POLICY) -> None:
         self._context, self._prefixes, self._policy = context, prefixes, policy
         self._last_bytes = 0
 
     @property
     def n_bytes(self) -> int:
         """Bytes of all states; one that several prefixes have counts once."""
-        return _bytes_of(prefix.checkpoints for prefix in self._prefixes())
+        return bytes_of(prefix.checkpoints for prefix in self._prefixes)
 
     def put(self, prefix: Prefix, checkpoints: Iterable[Checkpoint]) -> None:
         """Replace a prefix's checkpoints, and remove the least useful ones of all beyond the limit."""
         prefix.checkpoints = list(checkpoints)
-        thin_out([each.checkpoints for each in self._prefixes()], self._policy.checkpoint_bytes)
+        thin_out([each.checkpoints for each in self._prefixes], self._policy.checkpoint_bytes)
 
     def plan(self, prefix: Prefix, lengths: Iterable[int], start: int) -> None:
         """Plan checkpoints of a prompt instead of those of the slot's last one.
@@ -78,7 +78,8 @@ class Checkpoints:
         return 0
 
 
-def _bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
+def bytes_of(lists: Iterable[list[Checkpoint]]) -> int:
+    """Return the bytes of all states; one that several lists have counts once."""
     return sum({id(checkpoint.state): len(checkpoint.state) for kept in lists for checkpoint in kept}.values())
 
 
@@ -89,7 +90,7 @@ def thin_out(lists: list[list[Checkpoint]], limit: int) -> None:
     one of a list after those. One that several lists have is removed from all of them, and as useful as where it is
     most useful.
     """
-    while _bytes_of(lists) > limit:
+    while bytes_of(lists) > limit:
         costs: dict[int, tuple[bool, bool, int]] = {}
         for kept in lists:
             for index, checkpoint in enumerate(kept):
@@ -113,7 +114,7 @@ def first_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:
     return next((length for length, token in enumerate(prompt, 1) if token >= 0 and is_end(token)), 0)
 
 
-def turn_end(prompt: list[int], is_end: Callable[[int], bool]) -> int:
+def turn_end(prompt: Sequence[int], is_end: Callable[[int], bool]) -> int:
     """Return the length of a prompt without what begins the answer.
 
     The next prompt may have the answer in another form, for example without its reasoning, and differs from there on.

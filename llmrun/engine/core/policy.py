@@ -36,7 +36,6 @@ class Policy(NamedTuple):
     min_gap: int = 32  # tokens: fewer are prefilled again rather than moved, or checkpointed for the next prompt
     min_saved: int = 256  # tokens that are not on disk yet: each save writes the whole conversation
     most_saved: float = 0.75  # of a parked conversation that may be on disk already, for the same reason
-    host_part: int = 4  # copies in host memory may have 1/N of the tokens that the cells can hold
     cheap_cells: int = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
     most_copied: int = 16  # cells for each token of a prefix: prefill takes 40 times as long as a copy, or longer
     scattered_batches: int = 2  # of free cells that llama.cpp may skip where sequences share them, to use others

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
-
-_Tokens = TypeVar("_Tokens", list[int], "array[int]")
+from typing import NamedTuple
 
 
 class Salt(NamedTuple):
@@ -42,10 +40,10 @@ class Prefix:
     That is a sequence of the KV cache, called a slot, which may still run; or a state in host memory or in a file.
 
     Attributes:
-        tokens: ids of the tokens with keys and values.
+        tokens: ids of the tokens with keys and values; an array for a file.
         salt: of the last request.
         slot: number of the sequence; -1 for a state.
-        state: from llama.cpp; empty for a slot.
+        state: from llama.cpp; empty for a slot, and for a file that was not read.
         n_prompt: the number of tokens that were the last request's prompt.
         checkpoints: within the tokens, in order of length; none for a memory that can be cut anywhere.
         planned: lengths at which a prompt's prefill is to make checkpoints.
@@ -57,7 +55,7 @@ class Prefix:
         copied_at: ... and of that for which a copy in host memory was considered.
     """
 
-    tokens: list[int] = field(default_factory=list)
+    tokens: MutableSequence[int] = field(default_factory=list)
     salt: Salt = NO_SALT
     slot: int = -1
     state: bytearray | memoryview = field(default_factory=bytearray)
@@ -75,6 +73,17 @@ class Prefix:
         """Return whether another prefix begins with this one."""
         return self.salt == other.salt and self.tokens == other.tokens[: len(self.tokens)]
 
+    def reach(self, length: int, *, cuts: bool) -> int:
+        """Return to how many of its first `length` tokens a state can be cut: to all, or to a checkpoint within them.
+
+        Args:
+            cuts: a state can be cut anywhere.
+        """
+        if cuts or length == len(self.tokens):
+            return length
+        found = self.deepest(length)
+        return found.length if found is not None else 0
+
     def deepest(self, length: int) -> Checkpoint | None:
         """Return the last checkpoint within the first `length` tokens."""
         return next((checkpoint for checkpoint in reversed(self.checkpoints) if checkpoint.length <= length), None)
@@ -87,7 +96,7 @@ class Prefix:
 
 
 def longest(
-    prefixes: Iterable[Prefix], prompt: list[int], salt: Salt, reach: Callable[[Prefix, int], int] | None = None
+    prefixes: Iterable[Prefix], prompt: Sequence[int], salt: Salt, reach: Callable[[Prefix, int], int] | None = None
 ) -> tuple[Prefix, int]:
     """Return the prefix of which a prompt can reuse most, and how many tokens; of equal ones the shortest prefix.
 
@@ -98,8 +107,12 @@ def longest(
         An empty prefix if there are none.
     """
     best, most = None, 0
+    as_array: array[int] | None = None
     for prefix in prefixes:
-        length = common_prefix(prefix.tokens, prompt, most) if prefix.salt == salt else 0
+        wanted = prompt
+        if isinstance(prefix.tokens, array):
+            wanted = as_array = as_array or array("i", prompt)
+        length = common_prefix(prefix.tokens, wanted, most) if prefix.salt == salt else 0
         if length and reach is not None:
             length = reach(prefix, length)
         if best is None or length > most or (length == most and len(prefix.tokens) < len(best.tokens)):
@@ -107,8 +120,8 @@ def longest(
     return best or Prefix(), most
 
 
-def common_prefix(cached: _Tokens, prompt: _Tokens, least: int = 1) -> int:
-    """Return the length of the common prefix; 0 if it is shorter than `least`."""
+def common_prefix(cached: Sequence[int], prompt: Sequence[int], least: int = 1) -> int:
+    """Return the length of the common prefix of two lists, or arrays; 0 if it is shorter than `least`."""
     same, different = max(least, 1), min(len(cached), len(prompt))
     if different < same or cached[same - 1] != prompt[same - 1] or cached[:same] != prompt[:same]:
         return 0
@@ -123,7 +136,7 @@ def common_prefix(cached: _Tokens, prompt: _Tokens, least: int = 1) -> int:
     return same
 
 
-def reusable(cached: list[int], prompt: list[int]) -> int:
+def reusable(cached: Sequence[int], prompt: list[int]) -> int:
     """Return the number of first prompt tokens that need no prefill.
 
     The prompt's last token is always decoded again: the first answer token is sampled from its logits.
@@ -131,7 +144,7 @@ def reusable(cached: list[int], prompt: list[int]) -> int:
     return min(common_prefix(cached, prompt), len(prompt) - 1)
 
 
-def gap_after(cached: list[int], prompt: list[int], shared: int, minimum: int) -> int:
+def gap_after(cached: Sequence[int], prompt: list[int], shared: int, minimum: int) -> int:
     """Return how many cached tokens to drop at index shared, so that the cache continues as the prompt does.
 
     Such a gap appears when a conversation's oldest turns are truncated.

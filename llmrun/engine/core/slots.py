@@ -3,17 +3,18 @@
 Owns every change of the KV cache except decode(), so that its record of cached tokens is always true. Idle slots hold
 the parked prefixes. Must not know the waiting requests.
 
+A parked prefix that has to leave the cache is copied to host memory, the oldest copies making room, so that the request
+of a sub-agent or for a title does not cost the main conversation its prefill. Copies take what the plan has for them,
+and what it has for cells that were never used: a conversation that fills the cache leaves nothing of that. To the disk,
+a state goes without a copy.
+
 No KV state is copied out of the cache while a sequence runs, because all of them would wait: a prefix that is evicted
-then is forgotten. Prefixes are copied to host memory and written to the disk while the engine rests. Within the cache,
-what is copied for a new sequence takes far less time than the prefill that it saves.
+then is forgotten, unless it was copied before, while the engine rested. Within the cache, what is copied for a new
+sequence takes far less time than the prefill that it saves.
 
-Copies in host memory take what the plan has for them, and what it has for cells that were never used: a conversation
-that fills the cache leaves nothing of that. To the disk, a state goes without a copy.
-
-They go to host memory because where sequences share cells, every row of a batch on the processor reads every used cell,
-if only to mask it: parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down by half). If
-each sequence has cells of its own, no more conversations are cached than there are sequences, and a new one takes the
-place of an old one.
+Prefixes also leave the cache where sequences share cells and a processor computes: every row of a batch reads every
+used cell, if only to mask it, so parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down
+by half).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from llmrun.engine.core.cell_budget import CellBudget
-from llmrun.engine.core.checkpoints import Checkpoints, first_end, most_useful, turn_end
+from llmrun.engine.core.checkpoints import Checkpoints, bytes_of, first_end, most_useful, turn_end
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import Prefix, Salt, common_prefix, gap_after, longest, reusable
@@ -74,12 +75,12 @@ class Slots:
         self._copies = [*(prefixes or ())]  # the oldest first
         self.budget = CellBudget(context.n_cells, shares_cells=context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
-        self.checkpoints = Checkpoints(context, self._everywhere, policy)
+        self.checkpoints = Checkpoints(context, self.slots, policy)
         self._n_releases = 0
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
 
     @property
-    def cached(self) -> dict[int, list[int]]:
+    def cached(self) -> dict[int, Sequence[int]]:
         """Slot -> the tokens whose keys and values it holds."""
         return {slot.slot: slot.tokens for slot in self.slots}
 
@@ -97,20 +98,14 @@ class Slots:
 
     # ---- search --------------------------------------------------------------------------------------------
 
-    def _longest(self, tokens: list[int], salt: Salt, prefixes: Iterable[Prefix]) -> tuple[Prefix, int]:
+    def _longest(self, tokens: Sequence[int], salt: Salt, prefixes: Iterable[Prefix]) -> tuple[Prefix, int]:
         """Return the prefix of which a prompt can reuse most, and how many tokens; an empty one if there are none."""
         return longest(prefixes, tokens, salt, self._reach if self._context.has_checkpoints else None)
 
     def _reach(self, prefix: Prefix, length: int) -> int:
         """Return to how many of its first `length` tokens a prefix can be cut."""
-        if prefix.slot < 0:
-            can_cut = not self._context.has_checkpoints or length == len(prefix.tokens)
-        else:
-            can_cut = self._context.can_forget(prefix.slot, length)
-        if can_cut:
-            return length
-        found = prefix.deepest(length)
-        return found.length if found is not None else 0
+        cuts = self._context.can_forget(prefix.slot, length) if prefix.slot >= 0 else not self._context.has_checkpoints
+        return prefix.reach(length, cuts=cuts)
 
     def cached_prefix(self, tokens: list[int], salt: Salt) -> int:
         """Return the number of first tokens that need no prefill: an estimate, without those on disk."""
@@ -128,7 +123,7 @@ class Slots:
             length, *(self._text(each, length) for each in (found.tokens[: found.n_prompt], tokens))
         )
 
-    def _text(self, tokens: list[int], start: int) -> str:
+    def _text(self, tokens: Sequence[int], start: int) -> str:
         ids = (token for token in tokens[start : start + _SHOWN] if token >= 0)  # images and audio have others
         return b"".join(map(self._context.vocabulary.piece, ids)).decode(errors="replace")
 
@@ -137,13 +132,17 @@ class Slots:
         same = common_prefix(prefix.tokens, tokens)
         return same > 0 and same >= min(len(tokens) - 1, self._turn_end(prefix.tokens[: prefix.n_prompt]))
 
-    def _turn_end(self, prompt: list[int]) -> int:
+    def _turn_end(self, prompt: Sequence[int]) -> int:
         return turn_end(prompt, self._context.vocabulary.is_end)
 
-    def _has_unique_prefix(self, slot: Prefix) -> bool:
-        """Return whether a slot holds tokens that are cached nowhere else, and whose prefill would be noticed."""
+    def _has_unique_prefix(self, slot: Prefix, length: int = 0) -> bool:
+        """Return whether a slot holds tokens that are cached nowhere else, and whose prefill would be noticed.
+
+        Args:
+            length: the first tokens that it keeps.
+        """
         others = [prefix for prefix in self._everywhere() if prefix is not slot]
-        shared = self._longest(slot.tokens, slot.salt, others)[1]
+        shared = max(length, self._longest(slot.tokens, slot.salt, others)[1])
         unnoticed = self._rate.tokens_within(self._policy.pause_seconds)
         return len(slot.tokens) - shared >= max(self._policy.min_reused, unnoticed)
 
@@ -162,21 +161,29 @@ class Slots:
             shared = 0  # it is copied
         lengths = {} if source.is_running else {source.slot: shared}
         used = self.budget.count({source.slot, *(slot.slot for slot in self.slots if slot.is_running)}, lengths)
-        spare = self.budget.n_cells // self._policy.spare_part
-        return used + pending + len(tokens) - shared + spare <= self.budget.n_cells
+        return used + pending + len(tokens) - shared + self._spare <= self.budget.n_cells
 
-    def make_room(self, n_tokens: int) -> bool:
-        """Evict idle slots, least recently used first, until n_tokens more fit; return whether they fit."""
+    @property
+    def _spare(self) -> int:
+        """Cells that stay free at an admission."""
+        return self.budget.n_cells // self._policy.spare_part
+
+    def make_room(self, n_tokens: int, kept: Prefix | None = None) -> bool:
+        """Evict idle slots, least recently used first, until n_tokens more fit; return whether they fit.
+
+        Args:
+            kept: a slot that stays.
+        """
         while not self.budget.admits(n_tokens):
-            if not self.evict():
+            if not self.evict(kept):
                 return False
         return True
 
-    def evict(self) -> bool:
+    def evict(self, kept: Prefix | None = None) -> bool:
         """Empty the least recently used idle slot; return False if all idle ones are empty."""
-        parked = self._parked()
+        parked = [slot for slot in self._parked() if slot is not kept]
         if parked:
-            self._cut(parked[0], 0)
+            self._give_up(parked[0], 0)
         return bool(parked)
 
     def _parked(self) -> list[Prefix]:
@@ -198,12 +205,9 @@ class Slots:
         Args:
             is_interrupted: checked between two copies, each of which delays a request that comes meanwhile.
         """
-        for slot in reversed(self._parked()):
-            if (slot.is_multi_turn or slot.is_shared) and self._is_resting and not is_interrupted():
-                self._save_soon(slot, self._policy.most_saved)
-        for copy in reversed(self._copies):
-            if copy.is_multi_turn:
-                self._save_soon(copy, self._policy.most_saved)
+        for prefix in reversed([*self._copies, *self._parked()]):
+            if (prefix.is_multi_turn or prefix.is_shared) and self._is_resting and not is_interrupted():
+                self._save_soon(prefix, self._policy.most_saved)
         if self._states is not None:
             self._states.forget_ahead()
 
@@ -221,6 +225,10 @@ class Slots:
     def _state_bytes(self, prefix: Prefix) -> int:
         return len(prefix.state) or self._context.state_bytes(prefix.slot)
 
+    def _n_bytes(self, prefix: Prefix) -> int:
+        """Return the bytes of a copy in host memory, with its checkpoints."""
+        return self._state_bytes(prefix) + bytes_of([prefix.checkpoints])
+
     def _source(self, prefix: Prefix) -> StateSource:
         return prefix.state or partial(self._context.write_state, prefix.slot)
 
@@ -229,8 +237,8 @@ class Slots:
 
         Where the processor shares cells, prefixes leave the cache until the remaining ones no longer slow running
         sequences down; the last one stays, because its next turn may follow. Else those are copied that the next
-        prompts will evict. Where a device shares cells, nothing is copied: they lie scattered, and each is a transfer
-        of its own.
+        prompts will evict, perhaps while others run. Where a device shares cells, nothing is copied before it has to
+        leave: they lie scattered, and each is a transfer of its own.
         """
         context = self._context
         if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):
@@ -251,30 +259,34 @@ class Slots:
                     return True
         return False
 
+    def _give_up(self, slot: Prefix, length: int) -> int:
+        """Cut as _cut() does, for another conversation; what would be lost is copied while the engine rests."""
+        if len(slot.tokens) > length and self._is_resting and self._has_unique_prefix(slot, length):
+            self._offload_copy(slot)
+        return self._cut(slot, length)
+
     def _offload_copy(self, slot: Prefix) -> bool:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
-        n_tokens, n_bytes = len(slot.tokens), self._context.state_bytes(slot.slot)
-        most_tokens, most_bytes = self.budget.n_cells // self._policy.host_part, self._copy_limit()
-        if not self._policy.min_reused <= n_tokens <= most_tokens or n_bytes > most_bytes:
+        n_bytes, most_bytes = self._n_bytes(slot), self._copy_limit()
+        if len(slot.tokens) < self._policy.min_reused or n_bytes > most_bytes:
             return False
-        while self._n_copied_tokens + n_tokens > most_tokens or self.copied_bytes + n_bytes > most_bytes:
+        while self.copied_bytes + n_bytes > most_bytes:
             oldest = self._copies.pop(0)
             if oldest.is_multi_turn:
                 self._save_soon(oldest)
         copy = self._copy(slot)
         if copy is None:
             return False
-        self._copies = [each for each in self._copies if not each.begins(copy)] + [copy]
+        for beginning in [each for each in self._copies if each.begins(copy)]:
+            self._copies.remove(beginning)
+            copy.is_multi_turn |= beginning.is_multi_turn
+        self._copies.append(copy)
         return True
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of the copies in host memory."""
-        return sum(len(copy.state) for copy in self._copies)
-
-    @property
-    def _n_copied_tokens(self) -> int:
-        return sum(len(copy.tokens) for copy in self._copies)
+        """Bytes of the copies in host memory, with their checkpoints."""
+        return sum(len(copy.state) for copy in self._copies) + bytes_of(copy.checkpoints for copy in self._copies)
 
     def _copy(self, slot: Prefix) -> Prefix | None:
         """Return a copy of a parked slot's prefix; None if llama.cpp can't export it."""
@@ -298,7 +310,7 @@ class Slots:
         copies: list[Prefix] = []
         n_bytes = self.copied_bytes
         for slot in reversed(self._parked()):
-            size = self._context.state_bytes(slot.slot)
+            size = self._n_bytes(slot)
             if n_bytes + size > self._copy_limit():
                 self._save_soon(slot, self._policy.most_saved)
             elif (copy := self._copy(slot)) is not None:
@@ -325,10 +337,12 @@ class Slots:
         length = self._reach(slot, reusable(slot.tokens, tokens)) if slot.salt == salt else 0
         length = self._restore(slot, tokens, salt, length)
         continues = self._is_next_turn(slot, tokens)
+        length = self._cut(slot, length) if continues else self._give_up(slot, length)
         slot.is_multi_turn = continues and not is_copied and n_prompt > slot.n_prompt
         slot.is_shared = is_copied or (continues and slot.is_shared)
+        if self._context.shares_cells and self._is_resting:  # what has to go for this prompt can still be copied
+            self.make_room(len(tokens) - length + self._spare, kept=slot)
         slot.is_running, slot.n_prompt, slot.salt = True, n_prompt, salt
-        length = self._cut(slot, length)
         if self._context.has_checkpoints:
             is_end, end = self._context.vocabulary.is_end, self._turn_end(tokens[:n_prompt])
             self.checkpoints.plan(slot, {first_end(tokens[:end], is_end), min(shared, end), end}, length)
@@ -344,7 +358,7 @@ class Slots:
         self._extend(self.slots[slot], tokens)
         self.checkpoints.record(self.slots[slot])
 
-    def _extend(self, slot: Prefix, tokens: list[int]) -> None:
+    def _extend(self, slot: Prefix, tokens: Sequence[int]) -> None:
         slot.tokens += tokens
         self._use_cells(slot, len(tokens))
 
@@ -401,7 +415,7 @@ class Slots:
         if slot is source or not shared:
             return slot, False
         if not self._context.shares_cells and self._longest(tokens, salt, [slot])[1] == shared:
-            self._cut(slot, shared)
+            self._give_up(slot, shared)
         elif self._context.n_copied(source.slot, shared) > self._policy.most_copied * shared:
             return slot, False
         elif not self._copy_prefix(source, slot, shared):
@@ -409,7 +423,7 @@ class Slots:
         return slot, True
 
     def _copy_prefix(self, source: Prefix, slot: Prefix, length: int) -> bool:
-        self._cut(slot, 0)
+        self._give_up(slot, 0)
         found = source.deepest(length)
         checkpoint = found.state if found is not None and found.length == length else None
         is_copied = False
@@ -426,10 +440,15 @@ class Slots:
             self._use_cells(slot, length)
         return True
 
-    def _cost(self, slot: Prefix) -> tuple[int, bool, int]:
-        """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used."""
+    def _cost(self, slot: Prefix) -> tuple[bool, int, bool, int]:
+        """Return a sort key of idle slots for a new sequence: the fewest gaps, then empty, then least recently used.
+
+        No gap is worth the prefill of a long conversation.
+        """
+        is_long = len(slot.tokens) > self._policy.most_moved
         busy = [each.slot for each in self.slots if each.is_running or each is slot]
-        return len(_runs(busy)) if self._context.splits_batches else 0, bool(slot.tokens), slot.last_used
+        n_runs = len(_runs(busy)) if self._context.splits_batches and not is_long else 0
+        return is_long, n_runs, bool(slot.tokens), slot.last_used
 
     def compact(self) -> list[tuple[int, int]]:
         """Move a sequence next to the others, after several steps with a gap: llama.cpp splits such batches.
@@ -447,6 +466,8 @@ class Slots:
             return []
         beside = (runs[-1][0] - 1, runs[-1][-1] + 1)
         target = min((slot for slot in self._idle if slot.slot in beside), key=self._cost)
+        if len(target.tokens) > self._policy.most_moved:
+            return []
         self._cut(target, 0)
         with suppress(LlmrunError, MemoryError):
             if self._context.copy(source.slot, target.slot, len(source.tokens)):
@@ -492,13 +513,14 @@ class Slots:
         if self._context.on_device and not self._is_resting:
             return length
         found, reach = self._longest(tokens, salt, self._copies)
-        if reach < length + self._policy.min_reused:
-            found = self._find_saved(tokens, salt, length)
-            if not found.tokens:
-                return length
+        saved = self._find_saved(tokens, salt, max(length, reach))
+        if saved.tokens:
+            found = saved
+        elif reach < length + self._policy.min_reused:
+            return length
         elif self._is_next_turn(found, tokens):
             self._copies.remove(found)
-        self._cut(slot, 0)
+        self._give_up(slot, 0)
         slot.n_prompt, slot.n_saved = found.n_prompt, found.n_saved
         if self.make_room(len(found.tokens)) and self._set(slot, found):
             return self._reach(slot, reusable(slot.tokens, tokens))

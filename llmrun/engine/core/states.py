@@ -21,6 +21,8 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from io import FileIO
 from itertools import count
 from pathlib import Path
@@ -28,7 +30,7 @@ from queue import Queue
 from typing import NamedTuple
 
 from llmrun.engine.core.policy import POLICY
-from llmrun.engine.core.prefix import Checkpoint, Prefix, Salt, common_prefix
+from llmrun.engine.core.prefix import Checkpoint, Prefix, Salt, longest
 from llmrun.engine.environment import lower_thread_priority
 from llmrun.system import file_identity
 
@@ -77,12 +79,12 @@ class StateFile(NamedTuple):
             self.turns,
         )
 
-    def reach(self, prompt: array[int], *, cuts: bool) -> int:
-        """Return how many first tokens of a prompt the state is of use for."""
-        shared = common_prefix(self.tokens, prompt)
-        if cuts or shared == len(self.tokens):
-            return shared
-        return max((length for length, _ in self.checkpoints if length <= shared), default=0)
+    @property
+    def prefix(self) -> Prefix:
+        """The prefix, without its state and those of its checkpoints."""
+        checkpoints = [Checkpoint(length, bytearray(), is_planned=True) for length, _ in self.checkpoints]
+        n_tokens = len(self.tokens)
+        return Prefix(self.tokens, Salt(self.owner), n_prompt=n_tokens, checkpoints=checkpoints, n_saved=n_tokens)
 
     def fields(self, key: bytes) -> bytes:
         counts = len(key), len(self.owner.encode()), len(self.tokens), len(self.checkpoints), len(self.turns)
@@ -110,8 +112,8 @@ class KVStore:
         self._state_key = key if isinstance(key, StateKey) else StateKey(folder, (), key)
         self._folder, self._key = folder, b""
         self._lock = threading.Lock()  # of what follows
-        self._opened: dict[_Identity, StateFile | None] = {}  # in the folder
-        self._ahead: dict[_Identity, Prefix] = {}  # checked before they are asked for
+        self._opened: dict[_Identity, tuple[Prefix, StateFile] | None] = {}  # in the folder
+        self._ahead: dict[Prefix, Prefix] = {}  # one of a file -> with its state, checked before it is asked for
         self._numbers = count()
         self._is_known = False
         self._is_open()
@@ -129,43 +131,40 @@ class KVStore:
         Args:
             cuts: a state can be cut to any length, not only to its checkpoints.
         """
-        for path, identity in self._candidates(prompt, longer_than, cuts=cuts, owner=owner):
+        files = self._files()
+        while True:
+            found, length = longest(files, prompt, Salt(owner), partial(Prefix.reach, cuts=cuts))
+            if length <= longer_than:
+                return None
+            path = files.pop(found).path
             with self._lock:
-                saved = self._ahead.pop(identity, None)
+                saved = self._ahead.pop(found, None)
             saved = saved or self._read(path)
             if saved is not None:
                 _mark_used(path, self._root.glob("*/*" + _SUFFIX))
                 return saved
             _remove(path)
-        return None
 
     def read_ahead(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> None:
         """Read and check the file of the state that find() will return, in a thread that holds nothing up."""
-        for path, identity in self._candidates(prompt, longer_than, cuts=cuts, owner=owner):
-            if identity not in self._ahead and (saved := self._read(path)) is not None:
-                with self._lock:
-                    self._ahead[identity] = saved
-                    while len(self._ahead) > _MAX_AHEAD:
-                        del self._ahead[next(iter(self._ahead))]
-            return
+        files = self._files()
+        found, length = longest(files, prompt, Salt(owner), partial(Prefix.reach, cuts=cuts))
+        is_wanted = length > longer_than and found not in self._ahead
+        if is_wanted and (saved := self._read(files[found].path)) is not None:
+            with self._lock:
+                self._ahead[found] = saved
+                while len(self._ahead) > _MAX_AHEAD:
+                    del self._ahead[next(iter(self._ahead))]
 
     def forget_ahead(self) -> None:
         """Free the states that nobody asked for, since their requests were cancelled."""
         with self._lock:
             self._ahead.clear()
 
-    def _candidates(
-        self, prompt: list[int], longer_than: int, *, cuts: bool, owner: str
-    ) -> list[tuple[Path, _Identity]]:
-        """Return the owner's files with more than these first tokens of a prompt, the longest first."""
-        wanted, owned = array("i", prompt), (entry for entry in self._files() if entry[1].owner == owner)
-        reach = [(file.reach(wanted, cuts=cuts), file.path, identity) for identity, file in owned]
-        return [(path, identity) for length, path, identity in sorted(reach, reverse=True) if length > longer_than]
-
-    def n_saved(self, tokens: list[int], owner: str) -> int:
-        """Return how many of these first tokens a file of the owner has."""
-        wanted = array("i", tokens)
-        return max((common_prefix(file.tokens, wanted) for _, file in self._files() if file.owner == owner), default=0)
+    def n_saved(self, prefix: Prefix, unfinished: Iterable[StateFile] = ()) -> int:
+        """Return how many of a prefix's first tokens its owner's files have, or those that are not saved ones yet."""
+        saved = [*self._files(), *(file.prefix for file in unfinished)]
+        return longest(saved, prefix.tokens, Salt(prefix.salt.owner))[1]
 
     def fits(self, n_bytes: int) -> bool:
         """Return whether a state of this size will be kept."""
@@ -173,7 +172,7 @@ class KVStore:
 
     def save(
         self,
-        tokens: list[int],
+        tokens: Sequence[int],
         state: StateSource,
         checkpoints: Sequence[Checkpoint] = (),
         *,
@@ -185,7 +184,7 @@ class KVStore:
 
     def write(
         self,
-        tokens: list[int],
+        tokens: Sequence[int],
         state: StateSource,
         checkpoints: Sequence[Checkpoint] = (),
         *,
@@ -242,7 +241,7 @@ class KVStore:
             path.replace(target)
         _mark_used(target, self._root.glob("*/*" + _SUFFIX))
         kept = {length for length, _ in sizes} | {len(tokens)}
-        for _, found in before:
+        for found in before.values():
             is_prefix = found.owner == owner and found.tokens == tokens[: len(found.tokens)]
             if is_prefix and found.path != target and (not sizes or len(found.tokens) in kept):
                 _remove(found.path)
@@ -251,29 +250,27 @@ class KVStore:
 
     def saved_turns(self) -> Iterator[tuple[list[int], bytes]]:
         """Yield the tokens of each state and what turns_of() returned for them, the least recently used one first."""
-        for file in sorted((file for _, file in self._files()), key=lambda file: _used_at(file.path)):
+        for file in sorted(self._files().values(), key=lambda file: _used_at(file.path)):
             yield list(file.tokens), file.turns
 
     def background_saver(self, min_new: int = POLICY.min_saved) -> StateSaver:
         return StateSaver(self, min_new)
 
-    def _files(self) -> list[tuple[_Identity, StateFile]]:
+    def _files(self) -> dict[Prefix, StateFile]:
         """Return this model's files; only new ones are opened."""
         with self._lock:
-            before, self._opened, found = self._opened, {}, []
+            before, self._opened = self._opened, {}
             for entry in sorted(self._entries(), key=lambda entry: entry.name):
                 with contextlib.suppress(OSError):
                     path, status = Path(entry.path), entry.stat()
                     identity = entry.name, status.st_ino, status.st_size
                     if identity in before:
-                        saved = before[identity]
-                    else:
-                        with path.open("rb", buffering=0) as file:
-                            saved = self._open(path, file)
-                    self._opened[identity] = saved
-                    if saved is not None:
-                        found.append((identity, saved))
-            return found
+                        self._opened[identity] = before[identity]
+                        continue
+                    with path.open("rb", buffering=0) as file:
+                        saved = self._open(path, file)
+                    self._opened[identity] = None if saved is None else (saved.prefix, saved)
+            return dict(filter(None, self._opened.values()))
 
     def _entries(self) -> list[os.DirEntry[str]]:
         if not self._is_open():
@@ -322,11 +319,8 @@ class KVStore:
             for length, size in reversed(saved.checkpoints):
                 checkpoints.insert(0, Checkpoint(length, content[end - size : end], is_planned=True))
                 end -= size
-            tokens, n_tokens = list(saved.tokens), len(saved.tokens)
             state = content[saved.start : end]
-            return Prefix(
-                tokens, Salt(saved.owner), state=state, n_prompt=n_tokens, checkpoints=checkpoints, n_saved=n_tokens
-            )
+            return replace(saved.prefix, tokens=list(saved.tokens), state=state, checkpoints=checkpoints)
         return None
 
     def _remove_beyond_limit(self, newest: Path) -> None:
@@ -431,16 +425,14 @@ class StateSaver:
         Args:
             most_saved: share of the tokens that may be on disk.
         """
-        n_tokens, owner, unfinished = len(prefix.tokens), prefix.salt.owner, self._unfinished[:]
-        wanted = array("i", prefix.tokens)
-        shared = [common_prefix(file.tokens, wanted) for file in unfinished if file.owner == owner]
-        n_saved = max(prefix.n_saved, self._store.n_saved(prefix.tokens, owner), *shared)
+        n_tokens, unfinished = len(prefix.tokens), self._unfinished[:]
+        n_saved = max(prefix.n_saved, self._store.n_saved(prefix, unfinished))
         is_new = n_tokens - n_saved >= self._min_new and n_saved <= most_saved * n_tokens
         return is_new and self._store.fits(sum(file.n_bytes for file in unfinished) + n_bytes)
 
     def save(
         self,
-        tokens: list[int],
+        tokens: Sequence[int],
         state: StateSource,
         checkpoints: Sequence[Checkpoint] = (),
         *,

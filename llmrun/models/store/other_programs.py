@@ -297,17 +297,18 @@ def _of_folder(root: Path, folder: Path, names: list[str]) -> Iterator[Installed
         measured = measure(folder / part for part in filenames.all_parts(filename))
         if measured is None:
             continue
+        size, modified = measured
         above, quant = folder.relative_to(root).parts, filenames.quant_of(filename) or ""
         yield InstalledModel(
             name=f"folder/{filenames.model_name(filename)}" + (f":{quant}" if quant else ""),
             repository="/".join(above) if len(above) == 2 else "",  # as LM Studio keeps the hub's
             filename=filename,
             revision="",
-            size=measured.size,
+            size=size,
             quant=quant,
             path=folder / filename,
             place=OWN_FOLDER,
-            modified=measured.modified,
+            modified=modified,
         )
 
 

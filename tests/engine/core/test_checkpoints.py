@@ -18,7 +18,7 @@ SAMPLING = SamplingParams(seed=5, temperature=1.0)
 
 
 def made(*prefixes: Prefix, limit: int = POLICY.checkpoint_bytes) -> Checkpoints:
-    return Checkpoints(CONTEXT, lambda: prefixes, POLICY._replace(checkpoint_bytes=limit))
+    return Checkpoints(CONTEXT, prefixes, POLICY._replace(checkpoint_bytes=limit))
 
 
 def add(checkpoints: Checkpoints, prefix: Prefix, *lengths: int, n_bytes: int = 10) -> None:
@@ -137,7 +137,7 @@ def test_large_ones_are_rarer(n_bytes: int, expected: list[int], monkeypatch: py
     monkeypatch.setattr(context, "n_batch", 8)
     monkeypatch.setattr(context, "checkpoint", lambda slot: bytearray(n_bytes))
     prefix = Prefix(n_prompt=100)
-    checkpoints = Checkpoints(context, lambda: [prefix])
+    checkpoints = Checkpoints(context, [prefix])
     for _ in range(4):
         prefix.tokens += [1] * 8
         checkpoints.record(prefix)

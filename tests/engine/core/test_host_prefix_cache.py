@@ -13,6 +13,7 @@ from llmrun.protocol.params import SamplingParams
 
 SAMPLING = SamplingParams(seed=5, temperature=1.0, repeat_penalty=1.2)
 LONG = {letter: letter * 300 for letter in "abc"}
+STATE_BYTES = 1600  # of such a prompt and a short answer in the fake context, at most
 
 
 def alone(prompt: str, most: int = 4) -> str:
@@ -96,7 +97,7 @@ def test_what_shares_most_of_its_cells_stays() -> None:
 
 
 def test_the_oldest_goes_where_there_is_no_room_for_all() -> None:
-    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4, n_cells=2800)  # 700 may be offloaded
+    talk = Conversation(hashed, n_ctx=2000, n_seq_max=2, n_parked=4, copy_bytes=2 * STATE_BYTES)
     for prompt in LONG.values():
         talk.answer(prompt, SAMPLING, most=4)
     talk.answer("d" * 300, SAMPLING, most=4)
@@ -162,7 +163,7 @@ def test_a_prefix_without_memory_for_a_copy_moves_to_another_context_over_the_di
 
 def test_a_conversation_that_goes_is_on_disk(tmp_path: Path) -> None:
     store = KVStore(tmp_path, "model", 1 << 20)
-    talk = Conversation(hashed, store, n_ctx=600, n_seq_max=2, n_parked=4, n_cells=1600)  # 400 may be stowed
+    talk = Conversation(hashed, store, n_ctx=600, n_seq_max=2, n_parked=4, copy_bytes=STATE_BYTES)
     answer, _ = talk.answer(LONG["a"], SAMPLING, most=4)
     talk.answer(LONG["a"] + answer + "!", SAMPLING, most=4)
     for letter in "bcd":

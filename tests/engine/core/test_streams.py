@@ -125,6 +125,29 @@ def test_the_shorter_sequences_move_and_none_that_takes_long(monkeypatch: pytest
         check_cells(crowd)
 
 
+def test_no_long_conversation_goes_so_that_running_sequences_are_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for a new sequence, nor for one that moves; a short one may."""
+    monkeypatch.setattr("llmrun.engine.core.slots._MAX_MOVED_CELLS", 100)
+    crowd = talk()
+    for prompt in ("a" * 300, "short", "b" * 300):
+        crowd.answer(prompt, SAMPLING, most=4)
+    crowd.ask("short, and more", SAMPLING, most=60, request=7)
+    crowd.events += crowd.engine.step()
+    crowd.ask("new", SAMPLING, most=60, request=8)
+    crowd.run()
+    assert {"a" * 300, "b" * 300} <= {bytes(tokens[:300]).decode() for tokens in crowd.engine._slots.cached.values()}
+    assert [crowd.text(7), crowd.text(8)] == [alone("short, and more", 60), alone("new", 60)]
+
+
+def test_full_streams_of_others_stay() -> None:
+    """The next turn of one takes cells of its own stream."""
+    crowd = Conversation(hashed, n_ctx=100, n_seq_max=3, streams=True)
+    for letter in "abc":
+        crowd.answer(letter * 97, SAMPLING, most=2)
+    crowd.answer("a" * 98, SAMPLING, most=2)
+    assert [len(tokens) for tokens in crowd.engine._slots.cached.values()] == [99, 98, 98]
+
+
 @pytest.mark.parametrize(("copies_whole", "n_copied"), [(True, 0), (False, 40)])
 def test_a_prefix_is_computed_again_where_copying_all_of_its_source_takes_longer(
     copies_whole: bool, n_copied: int
