@@ -97,7 +97,7 @@ def page_tools(output: Output, options: ToolOptions) -> Iterator[PageTools]:
 
 
 def _show_failures(output: Output, toolbox: Toolbox | None, n_failures: int = 0, n_notes: int = 0) -> None:
-    """Name servers of a file mcp.json that can't be used, and what ready-made tools lack, without the first N of each."""
+    """Name servers of a file mcp.json that can't be used, and what ready-made tools lack; those that are new."""
     if toolbox is None:
         return
     for error in toolbox.failures[n_failures:]:
