@@ -96,11 +96,13 @@ def page_tools(output: Output, options: ToolOptions) -> Iterator[PageTools]:
         yield tools
 
 
-def _show_failures(output: Output, toolbox: Toolbox | None) -> None:
-    """Name the servers of a file mcp.json that can't be used, and what ready-made tools lack."""
-    for error in toolbox.failures if toolbox is not None else ():
+def _show_failures(output: Output, toolbox: Toolbox | None, n_failures: int = 0, n_notes: int = 0) -> None:
+    """Name servers of a file mcp.json that can't be used, and what ready-made tools lack; those that are new."""
+    if toolbox is None:
+        return
+    for error in toolbox.failures[n_failures:]:
         output.note(f"Left out: {error}", dim=False)
-    for note in toolbox.notes if toolbox is not None else ():
+    for note in toolbox.notes[n_notes:]:
         output.note(note)
 
 
@@ -163,12 +165,12 @@ class Tools:
             from llmrun.chat.tools.toolbox import Toolbox
 
             self._toolbox = opened.enter_context(Toolbox((), self._seconds, search_address()))
+        shown = len(self._toolbox.failures), len(self._toolbox.notes)
         with Activity(self._output) as activity:
             activity.show("waiting for the tools")
-            self._known, notes = self._toolbox.add(name)
+            self._known = self._toolbox.add(name)
         self.offers = self._toolbox.offers()
-        for note in notes:
-            self._output.note(note)
+        _show_failures(self._output, self._toolbox, *shown)
 
     def names_to_switch(self, word: str) -> list[str]:
         """Return what may stand after "on" or "off"."""
@@ -216,12 +218,14 @@ class Tools:
 
     def answer(self, call: ToolCall) -> ToolOutput:
         """Show a call, ask for permission, run it, and return the result for the model."""
-        from llmrun.chat.tools.toolbox import NOT_ASKED, REFUSED
+        from llmrun.chat.tools.toolbox import NOT_ASKED, REFUSED, no_such_tool
         from llmrun.ui.views.chat import show_call, show_result
 
         assert self._toolbox is not None
         show_call(self._output, call)
-        if call.name not in self._allowed and not self._output.can_ask:
+        if call.name in self._off:
+            called = no_such_tool(call)
+        elif call.name not in self._allowed and not self._output.can_ask:
             self._output.note(f"Not run: there is no terminal to ask on. --yes-to {call.name} allows it.")
             called = NOT_ASKED
         elif self._may_run(call.name):

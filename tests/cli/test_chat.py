@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,9 @@ from support.installed import Terminal
 from support.tiny_projector import png, projector
 
 from llmrun.cli.slash import show_help, think
-from llmrun.cli.tools import ToolOptions, page_tools
+from llmrun.cli.tools import ToolOptions, Tools, page_tools, toolbox
 from llmrun.errors import UsageError
-from llmrun.protocol.messages import AnswerRequest
+from llmrun.protocol.messages import AnswerRequest, ToolCall
 from llmrun.ui.answer.view import DisplayOptions
 from llmrun.ui.terminal.output import Output
 
@@ -514,6 +515,18 @@ def test_tools_are_switched(chat: Terminal) -> None:
     assert any("read_file  is off" in line for line in chat.ask("/tools off files"))
     assert any("there is no tool nothing" in line for line in chat.ask("/tools off nothing"))
     assert any("There are no tools" in line for line in chat.ask("/tools off all"))
+
+
+def test_a_tool_that_is_off_does_not_run(tmp_path: Path, package_on_path: None) -> None:
+    (tmp_path / "a").write_text("one")
+    options = ToolOptions((f"files:{tmp_path}",), ("read_file",), 600.0)
+    call = ToolCall("1", "read_file", '{"path": "a"}')
+    with toolbox(options) as box, ExitStack() as opened:
+        tools = Tools(Output(), box, options)
+        assert tools.answer(call).text == "one"
+        tools.switch("read_file", opened, is_on=False)
+        assert [tool.name for tool in tools.offered] == ["list_files"]
+        assert tools.answer(call).text == "Error: there is no tool read_file"
 
 
 def test_a_chat_without_tools_gets_some(words: list[str]) -> None:

@@ -10,11 +10,14 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.stand_in_web import stand_in_web
 
 from llmrun.cli.app import call
 from llmrun.cli.settings_file import read_file, with_value
+from llmrun.cli.tools import ToolOptions, toolbox
 from llmrun.config import config_file, load_settings, model_aliases, model_folders
 from llmrun.errors import LlmrunError, UsageError
+from llmrun.protocol.messages import ToolCall
 from llmrun.ui.terminal.output import Output
 
 
@@ -227,3 +230,29 @@ def test_help_of_the_commands_is_whole(capsys: pytest.CaptureFixture[str]) -> No
     with contextlib.suppress(SystemExit):
         call(["config", "--help"])
     assert "e.g." not in capsys.readouterr().out
+
+
+def test_the_search_server_of_the_web_tools(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package_on_path: None
+) -> None:
+    assert "tools.search" not in shown(capsys)
+    for wrong in ("search.example", "ftp://search.example", "https://"):
+        with pytest.raises(UsageError, match=r"invalid tools\.search"):
+            call(["config", "set", "tools.search", wrong])
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    options = ToolOptions(("web",), (), 600.0)
+    with toolbox(options) as box:
+        assert box is not None
+        assert [tool.name for tool in box.tools()] == ["read_url"]
+        assert "llmrun config set tools.search URL" in box.notes[0]
+    with stand_in_web() as web:
+        web.pages["/search"] = (200, {}, b'{"results": [{"title": "Tea", "url": "https://tea.example"}]}')
+        call(["config", "set", "tools.search", web.url("/")])
+        assert shown(capsys)["tools.search"] == (web.url("/"), "settings file")
+        with toolbox(options) as box:
+            assert box is not None
+            assert [tool.name for tool in box.tools()] == ["read_url", "search_web"]
+            found = box.call(ToolCall("id", "search_web", '{"query": "tea"}'))
+        assert (found.text, found.failed) == ("1. Tea\nhttps://tea.example", False)
+    monkeypatch.setenv("LLMRUN_SEARCH", "https://other.example")
+    assert shown(capsys)["tools.search"] == ("https://other.example", "environment: LLMRUN_SEARCH")

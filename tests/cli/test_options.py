@@ -56,16 +56,19 @@ BEAMS = (
     ("--beams", "1"), ("--beams", "65"), ("--length-penalty", "nan", "--beams", "4"), ("--length-penalty", "1"),
     ("--early-stopping", "perhaps", "--beams", "4"),
 )  # fmt: skip
+TOOLS = (
+    ("--tools", "not/there"), ("--tools", "mcp:"), ("--tools", "files:not/there"), ("--tools", "web:http://"),
+    ("--yes-to", "x"), ("--tool-timeout", "0"),
+)  # fmt: skip
 FAR = (("--at", ""), ("--at", "ftp://x"), ("--at", "x?key=y"), ("--key-file", "not/there"))
 WRONG: dict[str, tuple[tuple[str, ...], ...]] = {
     "run": (
-        *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *BEAMS, *FAR, ("--record", "not/there/x.json"), ("--answers", "0"),
-        ("--logprobs", "21"), ("--docs-model", "x"),
+        *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *BEAMS, *FAR, *TOOLS, ("--record", "not/there/x.json"),
+        ("--answers", "0"), ("--logprobs", "21"), ("--docs-model", "x"), ("--tools", "files", "--raw"),
     ),
     "chat": (
         *LOADING, *DRAFTING, *ANSWERING, *SAMPLING, *FAR, ("--overflow", "perhaps"), ("--keep", "-1"),
-        ("--continue", "--private"), ("--session", "x", "--private"), ("--tools", "not/there"), ("--tools", "mcp:"),
-        ("--yes-to", "x"), ("--tool-timeout", "0"), ("--docs-model", "x"),
+        ("--continue", "--private"), ("--session", "x", "--private"), *TOOLS, ("--docs-model", "x"),
     ),
     "plan": (
         ("--ctx", "5"), ("--ctx", "x"), ("--cache-type-k", "q1"), ("--cache-type-v", "q1"), ("--rpc", "x:y"),

@@ -55,3 +55,24 @@ def test_a_turn_with_a_call(tmp_path: Path) -> None:
         assert answer is not None
         assert answer.rounds[0].calls == (call,)
         assert answer.rounds[0].results == (result.text,)
+
+
+def test_a_ready_made_tool_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("Tea is in the kitchen.")
+    with (
+        library.load("smollm2") as model,
+        Toolbox([f"files:{folder}"], 600) as toolbox,
+        Sessions(tmp_path) as store,
+    ):
+        tools = [tool for tool in toolbox.tools() if tool.name == "read_file"]
+        asked = AnswerRequest(tools=tuple(tools), tool_choice="=read_file", limits=Limits(100))
+        settings = ChatSettings(flags={"seed": 1}, request=asked)
+        conversation = Conversation(model, store.new(), settings, on_note=print, on_overflow=lambda misfit: "stop")
+        list(conversation.ask(Question("Read notes.txt")))
+        (call,) = conversation.calls
+        path = json.loads(call.arguments)["path"]
+        expected = "Tea is in the kitchen." if path == "notes.txt" else f"FileNotFoundError: {path} is not a file"
+        assert toolbox.call(call).text in (expected, f"PermissionError: {path} is outside of the folder")
+        conversation.end_turn()

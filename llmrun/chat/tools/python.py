@@ -68,6 +68,7 @@ class Python:
         if self._process is not None:
             with suppress(OSError):
                 self._process.kill()
+            self._process.wait()  # else it could still write into the folder
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -69,10 +69,12 @@ def notes_of(found: ReadySet) -> Iterator[str]:
     if found.kind == "web" and not found.search:
         yield "search_web is not offered: it needs a SearXNG server, llmrun config set tools.search URL"
     if found.kind == "python":
-        from llmrun.chat.tools.sandbox import cuts_off
+        from llmrun.chat.tools.sandbox import cuts_off, hides_files
 
         if not cuts_off():
             yield "run_python can use the network and your files: only Linux takes them away from it"
+        elif not hides_files():
+            yield "run_python can use your files: this system has no Landlock, which takes them away from it"
 
 
 def _named(name: str, host: str) -> str:

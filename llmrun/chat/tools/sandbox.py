@@ -56,11 +56,15 @@ _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/dev/urandom", "/proc/cpui
 
 def cuts_off() -> bool:
     """Return whether this system lets a process give up the network."""
-    return sys.platform == "linux" and platform.machine() in _CALLS
+    return sys.platform == "linux" and platform.machine() in _CALLS and sys.maxsize > 1 << 32
 
 
-def landlock_version() -> int:
-    """Return the version of Landlock's interface; less than 1 without it."""
+def hides_files() -> bool:
+    """Return whether this system lets a process give up its user's files."""
+    return cuts_off() and _landlock_version() > 0
+
+
+def _landlock_version() -> int:
     return int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
 
 
@@ -120,7 +124,7 @@ def _refuse_calls(libc: ctypes.CDLL, machine: str) -> None:
 
 def _restrict_files(libc: ctypes.CDLL) -> None:
     """Allow reading what the interpreter and the system need, and all in the current folder, where Landlock is."""
-    version = landlock_version()
+    version = _landlock_version()
     if version < 1:
         return
     rights = _RIGHTS[max(each for each in _RIGHTS if each <= version)]

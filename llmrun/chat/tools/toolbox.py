@@ -15,6 +15,11 @@ REFUSED = CallResult("the user does not allow it", failed=True)
 NOT_ASKED = CallResult("it was not run: there is nobody here who could be asked to allow it", failed=True)
 
 
+def no_such_tool(call: ToolCall) -> CallResult:
+    """Return the result of a call of a tool that is not offered."""
+    return CallResult(f"there is no tool {call.name}", failed=True)
+
+
 class Toolbox:
     """Tools from several sources. Use it as a context manager or call close().
 
@@ -49,14 +54,14 @@ class Toolbox:
             raise self.failures[0]
         return self._named()
 
-    def add(self, name: str) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-        """Start a further source; return all tools, and notes for the user about it. Raises UsageError as tools()."""
+    def add(self, name: str) -> tuple[Tool, ...]:
+        """Start a further source; return all tools. Raises UsageError as tools()."""
         added = open_sources(name, self._search)
         before = self._sources
         self._sources = [*before, *added]
         try:
             self._tools |= {source: self._listed(source) for source in added}
-            return self._named(), tuple(note for source in added for note in source.notes)
+            return self._named()
         except UsageError:
             self._sources = before
             self._tools = {source: tools for source, tools in self._tools.items() if source in before}
@@ -123,7 +128,7 @@ class Toolbox:
     def call(self, call: ToolCall) -> CallResult:
         """Call a tool; return its result or the error."""
         if call.name not in self._of:
-            return CallResult(f"there is no tool {call.name}", failed=True)
+            return no_such_tool(call)
         source, name = self._of[call.name]
         try:
             arguments = load_json(call.arguments)

@@ -11,7 +11,7 @@ export function argumentsText(json) {
     // a model may write anything
   }
   if (values === null || typeof values !== "object" || Array.isArray(values)) return visible(json);
-  return Object.entries(values).map(([name, value]) => `${visible(name)}: ${shown(value)}`).join("\n");
+  return Object.entries(values).map(([name, value]) => `${visible(name).replaceAll("\n", " ")}: ${shown(value)}`).join("\n");
 }
 
 function shown(value) {
