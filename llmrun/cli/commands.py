@@ -47,7 +47,10 @@ COMMANDS = {
         SERVE, "cli.worker", "worker", "Run an RPC worker: compute layers of a model for another machine."
     ),
     "list": CommandEntry(
-        MODELS, "cli.models", "list_models", "List the models on this disk, including those of Ollama and LM Studio."
+        MODELS,
+        "cli.models",
+        "list_models",
+        "List the models on this disk, including those of Ollama, LM Studio and models.folders.",
     ),
     "search": CommandEntry(
         MODELS, "cli.hub", "search", "Search for models by name, in the built-in list and on the hub."

@@ -258,7 +258,7 @@ def read_file(path: Path | None = None) -> dict[str, Any]:
     path = path or config_file()
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"

@@ -209,10 +209,10 @@ def test_presets_say_how_a_model_is_loaded(config: Path) -> None:
     )
     assert filled("chat", model="a")[1] == {"threads": 3, "gpu_layers": -1, "kv_type_v": "q8_0"}
     assert filled("chat", preset="quick", model=None)[1] == {"threads": 2, "gpu_layers": -1, "kv_type_v": "q8_0"}
-    served, whole = serve.served_presets()("a"), LoadPreferences(threads=3, gpu_layers=-1, kv_type_v="q8_0")
-    assert served.complete(LoadPreferences()) == defaults.with_preset("a", LoadPreferences()) == whole
+    served, whole = serve.served_defaults()("a"), LoadPreferences(threads=3, gpu_layers=-1, kv_type_v="q8_0")
+    assert LoadPreferences().completed(served) == defaults.with_preset("a", LoadPreferences()) == whole
     typed = LoadPreferences(threads=1, gpu_layers=0)
-    assert defaults.with_preset("a", typed) == served.complete(typed) == replace(whole, threads=1, gpu_layers=0)
+    assert defaults.with_preset("a", typed) == typed.completed(served) == replace(whole, threads=1, gpu_layers=0)
 
 
 def test_every_command_with_presets_reads_the_settings(run: Run, config: Path) -> None:

@@ -48,7 +48,6 @@ class Conversation:
         prefixes: list[Prefix] | None = None,
         threads: ThreadChooser | None = None,
         copy_bytes: int = sys.maxsize,
-        checkpoint_bytes: int = 0,
         cell_bytes: int = 0,
         policy: Policy = POLICY,
         **context: int,
@@ -64,7 +63,6 @@ class Conversation:
             adapts=adapts,
             prefixes=prefixes,
             copy_bytes=copy_bytes,
-            checkpoint_bytes=checkpoint_bytes,
             cell_bytes=cell_bytes,
             policy=policy,
         )

@@ -77,7 +77,7 @@ def _end_of(status: int, n_bytes: int) -> str:
     """Return what the model has to know of the end of a process; "" if it has printed something, and ended well."""
     if n_bytes > _MAX_OUTPUT:
         return f"[stopped: it printed more than {_MAX_OUTPUT:,} bytes]"
-    if status in (-signal.SIGXCPU, -signal.SIGKILL):
+    if sys.platform != "win32" and status in (-signal.SIGXCPU, -signal.SIGKILL):
         return f"[stopped: it took more than {sandbox.SECONDS} seconds of processor time]"
     if status < 0:
         return f"[it ended with signal {signal.Signals(-status).name}]"

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import platform
-import resource
 import struct
 import sys
 
@@ -70,6 +69,10 @@ def _landlock_version() -> int:
 
 def main() -> None:
     """Limit this process, and execute the code in the current folder."""
+    if sys.platform == "win32":
+        raise OSError("Windows has no such limits")
+    import resource
+
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE, _FILE))
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))

@@ -13,6 +13,8 @@ import pytest
 from support.conversation import Conversation
 from support.fake_context import END, hashed, tokens_of
 
+from llmrun.engine.core.policy import POLICY
+
 N_CTX = 2000
 MEMORIES: dict[str, dict[str, Any]] = {
     "pool": {"n_parked": 4},
@@ -87,7 +89,7 @@ def test_also_where_all_share_the_cells_of_one_window(memory: str) -> None:
 
 def test_copies_have_their_checkpoints_beside_those_of_slots() -> None:
     memory = MEMORIES["recurrent"]
-    assert_as_alone(computed((1, 2), n_seq_max=2, checkpoint_bytes=12_000, **memory), **memory)
+    assert_as_alone(computed((1, 2), n_seq_max=2, policy=POLICY._replace(checkpoint_bytes=12_000), **memory), **memory)
 
 
 def test_without_memory_for_copies_conversations_are_computed_again() -> None:

@@ -145,7 +145,7 @@ def break_sequence(sequence: SequenceState, part: str) -> None:
     elif part == "guard":
         sequence.guard = Broken("push", 3, RepeatGuard())  # type: ignore[assignment]
     elif part == "plan":
-        sequence.drafting = Broken("plan", 0, SimpleNamespace(model=None, is_native=False, close=lambda: None))  # type: ignore[assignment]
+        sequence.drafting = Broken("plan", 0, SimpleNamespace(model=None, is_native=False, close=lambda sequence: None))  # type: ignore[assignment]
     else:
         like = SimpleNamespace(mask=lambda: None, forced=list, accept=lambda token: None, refuses=lambda token: False)
         sequence.sampler._constraint = Broken(part, 3, like)  # type: ignore[assignment]

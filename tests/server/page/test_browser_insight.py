@@ -17,8 +17,8 @@ from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.config import load_settings
 from llmrun.models.store.importing import import_model
 from llmrun.models.store.store import Store
+from llmrun.protocol.layers import Layer, layer
 from llmrun.server.page.tools import PageTools
-from llmrun.server.pool import Preset, RequestDefaults
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
 CHANGE = """(each => {
@@ -295,12 +295,18 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.check()
 
 
-def test_settings_show_what_applies_and_choose_tools_window_and_documents(browser: Chromium, tmp_path: Path) -> None:
+def test_settings_show_what_applies_and_choose_tools_window_and_documents(
+    browser: Chromium, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     file, docs = tmp_path / "tools.py", tmp_path / "docs"
     file.write_text("def weather(city: str) -> str:\n    return city\ndef moon() -> str:\n    return 'full'\n")
     docs.mkdir()
     (docs / "tea.md").write_text("# Kitchen\nTea is in the kitchen.")
-    defaults = RequestDefaults(preset=lambda model: Preset(sampling={"temperature": 0.25}))
+
+    def defaults(model: str) -> Layer:
+        return layer("preset", {"temperature": 0.25})
+
     with (
         Toolbox((str(file),), 60) as box,
         LiveServer(tmp_path, ("echo",), tools=PageTools(box), names=(), defaults=defaults, n_ctx=None) as server,
