@@ -10,7 +10,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -55,12 +55,11 @@ def relayed(port: int) -> Iterator[int]:
 
     def pass_on(source: socket.socket, target: socket.socket) -> None:
         with source, target:
-            try:
+            with suppress(OSError):
                 while data := source.recv(65_536):
                     target.sendall(data)
-                target.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            with suppress(OSError):
+                target.shutdown(socket.SHUT_RDWR)  # close() alone waits for the other thread's recv()
 
     def accept(listening: socket.socket) -> None:
         connection, _ = listening.accept()

@@ -125,10 +125,9 @@ def test_the_shorter_sequences_move_and_none_that_takes_long(monkeypatch: pytest
         check_cells(crowd)
 
 
-def test_no_long_conversation_goes_so_that_running_sequences_are_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_long_conversation_goes_so_that_running_sequences_are_neighbours() -> None:
     """Neither for a new sequence, nor for one that moves; a short one may."""
-    monkeypatch.setattr("llmrun.engine.core.slots._MAX_MOVED_CELLS", 100)
-    crowd = talk()
+    crowd = talk(policy=Policy(most_moved=100))
     for prompt in ("a" * 300, "short", "b" * 300):
         crowd.answer(prompt, SAMPLING, most=4)
     crowd.ask("short, and more", SAMPLING, most=60, request=7)
