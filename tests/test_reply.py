@@ -18,11 +18,11 @@ from typing import Any
 from unittest.mock import create_autospec
 
 import numpy as np
-import psutil
 import pytest
 from support.answers import sent
 from support.engines import fake_client
 from support.gguf_writer import tiny_model, write
+from support.installed import children_of
 
 import llmrun
 from llmrun.errors import CutOffError, EngineCrashedError, UsageError
@@ -104,7 +104,7 @@ def started(path: Path, mode: str = "normal") -> llmrun.Model:
 
 
 def engines() -> list[int]:
-    return [child.pid for child in psutil.Process().children() if "fake_engine.py" in " ".join(child.cmdline())]
+    return [child.pid for child in children_of(None, "fake_engine.py")]
 
 
 def test_a_model_that_is_dropped_ends_its_engine(tmp_path: Path) -> None:

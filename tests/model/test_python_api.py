@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.installed import SECONDS, eventually, gone
+from support.installed import SECONDS, children_of, eventually, gone
 from support.plain_llama import assert_greedy, smollm2_prompt
 
 import llmrun
@@ -40,7 +40,7 @@ def assert_answers(model: llmrun.Model, path: Path, *before: llmrun.Message) -> 
 
 
 def engine_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if any("llmrun.engine" in word for word in child.cmdline())]
+    return children_of(None, "llmrun.engine")
 
 
 def test_two_chats_the_second_reuses_the_first(model: llmrun.Model, model_path: Path) -> None:

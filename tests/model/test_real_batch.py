@@ -10,9 +10,8 @@ from subprocess import Popen
 from tempfile import TemporaryFile
 from typing import Any
 
-import psutil
 import pytest
-from support.installed import SECONDS, Installed, eventually
+from support.installed import SECONDS, Installed, children_of, eventually
 
 N_ROWS = 40
 
@@ -85,8 +84,7 @@ def test_a_ray_cluster_whose_engine_process_is_killed(llmrun: Installed, rows: P
         Popen([llmrun.command, *command(rows), "--ray", "local"], stderr=stderr, env=llmrun.environment()) as running,
     ):
         assert eventually(lambda: out.exists() and out.read_bytes().count(b"\n") >= 5, SECONDS)
-        processes = psutil.Process(running.pid).children(recursive=True)
-        (actor,) = (each for each in processes if " ".join(each.cmdline()).startswith("ray::NodeEngine"))
+        (actor,) = children_of(running.pid, "ray::NodeEngine", recursive=True)
         actor.kill()
         assert running.wait(SECONDS) == 0
     assert Counter(line["row"] for line in lines(out)) == Counter(range(1, N_ROWS + 1))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from support.embedding_models import gguf_of
 from support.fuzz import Fuzzer
+from support.installed import children_of
 from support.random_model import write_random_model
 from support.request_bodies import KILLERS, ROUTES
 from support.served import CHAT, LiveServer, RawResponse, parse
@@ -53,12 +52,7 @@ def fuzzed_server(folder: Path) -> Iterator[LiveServer]:
 
 def engines() -> set[int]:
     """The process ids of this process's engines."""
-    found = set()
-    for child in psutil.Process(os.getpid()).children():
-        with suppress(psutil.Error):  # it has ended
-            if any("llmrun.engine" in word for word in child.cmdline()):
-                found.add(child.pid)
-    return found
+    return {child.pid for child in children_of(None, "llmrun.engine")}
 
 
 def story(server: LiveServer, said: str) -> str:

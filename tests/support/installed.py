@@ -10,6 +10,7 @@ import subprocess
 import termios
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,21 @@ def engine_of(front: int) -> psutil.Process:
 
 
 def _engine(front: int) -> psutil.Process | None:
-    try:
-        for child in psutil.Process(front).children():
-            if any("llmrun.engine" in word for word in child.cmdline()):
-                return child
-    except psutil.Error:
-        return None
-    return None
+    return next(iter(children_of(front, "llmrun.engine")), None)
+
+
+def children_of(parent: int | None, words: str, *, recursive: bool = False) -> list[psutil.Process]:
+    """The children of a process, by default this one, with these words in their command lines.
+
+    One that ends meanwhile, or is a zombie, has no command line.
+    """
+    found = []
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(parent).children(recursive=recursive):
+            with suppress(psutil.Error):
+                if words in " ".join(child.cmdline()):
+                    found.append(child)
+    return found
 
 
 def pytest_fail(why: str) -> Any:
