@@ -15,7 +15,7 @@ constexpr bool has_factors = T::block == 256;
 template <class T>
 struct Panel {
     static constexpr int rows = Isa::lanes * Isa::vectors, blocks = chunk / 32, scales = chunk / T::block;
-    static constexpr int factors_of_scale = 8 * T::parts;
+    static constexpr int factors_of_scale = has_factors<T> ? 8 * T::parts : 2;  // no factors: hardly any room
     alignas(64) uint8_t bytes[blocks][8][Isa::vectors][Isa::lanes][4];
     alignas(64) float scale[scales][Isa::vectors][Isa::lanes];
     alignas(64) float minimum[T::minima ? scales : 1][Isa::vectors][Isa::lanes];
@@ -112,10 +112,16 @@ struct Rounding {
     }
 };
 
+// The sum of a block's activations, or of those in its first part.
+template <class T>
+LLMRUN_INLINE int16_t first_sum(const int* sums) {
+    return static_cast<int16_t>(T::parts == 1 ? sums[0] + sums[1] : sums[0]);
+}
+
 // The sums of a block's activations by pairs: of its parts, or of the block and the next one.
 template <class T>
 void put_sums(const int* sums, int block, char* pairs, int64_t stride) {
-    const int16_t both[2] = {static_cast<int16_t>(T::parts == 1 ? sums[0] + sums[1] : sums[0]), static_cast<int16_t>(sums[1])};
+    const int16_t both[2] = {first_sum<T>(sums), static_cast<int16_t>(sums[1])};
     if (T::parts == 1) {
         __builtin_memcpy(pairs + block / 2 * stride + block % 2 * 2, both, 2);
     } else {

@@ -40,6 +40,22 @@ struct Line {
     float* corrections() const { return scales() + blocks; }
 };
 
+template <class T, int Count>
+LLMRUN_INLINE void find_lines(const Product& product, Line<T> (&lines)[Count]) {
+    for (int64_t column = 0; column < Count; ++column) {
+        lines[column] = Line<T>(product.packed, product.depth, column);
+    }
+}
+
+// Writes the sums of a vector's rows, of which there are `count`, for each column.
+LLMRUN_INLINE void write_rows(const Product& product, const Float* sums, int64_t row, int64_t count) {
+    for (int64_t column = 0; column < product.columns; ++column) {
+        float all[Isa::lanes];
+        Isa::store_floats(all, sums[column]);
+        __builtin_memcpy(product.results.at(column) + row, all, static_cast<size_t>(count) * sizeof(float));
+    }
+}
+
 // Not a part of its caller: GCC 12 makes one counter of the places in a loop, and loses what is written there.
 template <class T>
 __attribute__((noinline)) void pack_block(const float* values, const Line<T>& line, int64_t block) {
@@ -52,7 +68,7 @@ __attribute__((noinline)) void pack_block(const float* values, const Line<T>& li
         }
         int16_t halves[Line<T>::vector / 2] = {};
         for (int i = 0; i < 8; ++i) {
-            halves[i] = static_cast<int16_t>(T::parts == 1 ? sums[i][0] + sums[i][1] : sums[i][0]);
+            halves[i] = first_sum<T>(sums[i]);
             halves[8 + i] = static_cast<int16_t>(T::parts == 1 ? 0 : sums[i][1]);
         }
         __builtin_memcpy(line.sums() + Line<T>::vector * block, halves, sizeof halves);
@@ -167,11 +183,7 @@ void add_terms(const Terms<T>& terms, const Line<T>* lines, const Product& produ
             }
         }
     }
-    for (int64_t column = 0; column < product.columns; ++column) {
-        float all[Isa::lanes];
-        Isa::store_floats(all, sums[column]);
-        __builtin_memcpy(product.results.at(column) + row, all, static_cast<size_t>(count) * sizeof(float));
-    }
+    write_rows(product, sums, row, count);
 }
 
 template <class T, int Count>
@@ -180,9 +192,7 @@ void multiply_few(const Product& product, int64_t first, int64_t last, char* scr
     char* spare = scratch + Terms<T>::size(product.depth, Count);
     const int64_t period = Line<T>::period_of(product.depth);
     Line<T> lines[Count];
-    for (int64_t column = 0; column < Count; ++column) {
-        lines[column] = Line<T>(product.packed, product.depth, column);
-    }
+    find_lines(product, lines);
     for (int64_t row = first; row < last; row += Isa::lanes) {
         const int64_t count = last - row < Isa::lanes ? last - row : Isa::lanes, bytes = count * product.row_bytes;
         const uint8_t* weights = product.weights + row * product.row_bytes;
@@ -279,20 +289,14 @@ void add_fours(const Fours<T>& fours, const Line<T>* lines, const Product& produ
             sums[column] = add_superblock<T>(sums[column], whole, scale, shares, minimum, activations);
         }
     }
-    for (int64_t column = 0; column < product.columns; ++column) {
-        float all[Isa::lanes];
-        Isa::store_floats(all, sums[column]);
-        __builtin_memcpy(product.results.at(column) + row, all, static_cast<size_t>(count) * sizeof(float));
-    }
+    write_rows(product, sums, row, count);
 }
 
 template <class T, int Count>
 void multiply_few_superblocks(const Product& product, int64_t first, int64_t last, char* scratch) {
     const Fours<T> fours{Count, scratch};
     Line<T> lines[Count];
-    for (int64_t column = 0; column < Count; ++column) {
-        lines[column] = Line<T>(product.packed, product.depth, column);
-    }
+    find_lines(product, lines);
     for (int64_t row = first; row < last; row += Isa::lanes) {
         const int64_t count = last - row < Isa::lanes ? last - row : Isa::lanes;
         const uint8_t* weights = product.weights + row * product.row_bytes;
