@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,16 +205,20 @@ def _lm_studio_models() -> Iterator[InstalledModel]:
                 yield from _lm_studio_repository(repository, names)
 
 
-def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[InstalledModel]:
-    by_quant = filenames.available(names)
-    repository = f"{folder.parent.name}/{folder.name}"
+def _whole_models(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int, float]]:
+    """Yield the model files of which all parts are in a folder: name, size of all parts in bytes, time of change."""
     for filename in names:
         if not filenames.is_model(filename) or filenames.is_later_part(filename):
             continue
         measured = measure(folder / part for part in filenames.all_parts(filename))
-        if measured is None:
-            continue
-        size, modified = measured
+        if measured is not None:
+            yield filename, *measured
+
+
+def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[InstalledModel]:
+    by_quant = filenames.available(names)
+    repository = f"{folder.parent.name}/{folder.name}"
+    for filename, size, modified in _whole_models(folder, names):
         quant = filenames.quant_of(filename) or ""
         short = bool(quant) and by_quant.get(quant) == filename
         yield InstalledModel(
@@ -291,13 +295,7 @@ def _in_own_folders() -> Iterator[InstalledModel]:
 
 
 def _of_folder(root: Path, folder: Path, names: list[str]) -> Iterator[InstalledModel]:
-    for filename in names:
-        if not filenames.is_model(filename) or filenames.is_later_part(filename):
-            continue
-        measured = measure(folder / part for part in filenames.all_parts(filename))
-        if measured is None:
-            continue
-        size, modified = measured
+    for filename, size, modified in _whole_models(folder, names):
         above, quant = folder.relative_to(root).parts, filenames.quant_of(filename) or ""
         yield InstalledModel(
             name=f"folder/{filenames.model_name(filename)}" + (f":{quant}" if quant else ""),
