@@ -461,7 +461,8 @@ class Pool:
         identity = pooled.located.identity
         if n_ctx == self.windows.get(identity, 0):
             return
-        if pooled.users > 1:
+        is_starting = pooled.starting is not None and not pooled.starting.done()  # its client may have left
+        if pooled.users > 1 or is_starting:
             raise UsageError(f"{pooled.name} is in use", why="it answers requests", hint="try again later")
         self.windows[identity] = n_ctx
         await self._close(pooled)

@@ -17,7 +17,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from llmrun.chat.media import MediaCache
-from llmrun.chat.notes import system_messages
 from llmrun.chat.store.turns import INTERRUPTED, Answer, ToolOutput, Truncation, WindowTurn
 from llmrun.chat.truncation import Policy
 from llmrun.chat.turn import Step, Steps, Turn
@@ -51,7 +50,7 @@ class PageWriter(AnswerWriter):
 
     Args:
         begins: text that the answer was given to begin with.
-        notes: lines that the user has to know; those that are sent are removed.
+        notes: lines for the user; sending removes them.
 
     Attributes:
         answer: as far as it was received.
@@ -287,7 +286,7 @@ class PageExchange(Exchange):
             on_note=self._notes.append,
             on_departure=self._note_departure,
             overflow=self._asked.overflow,
-            beginning=system_messages(opened.saved.system),
+            beginning=opened.beginning,
         )
 
     def _note_departure(self, gone: Sequence[WindowTurn], truncation: Truncation) -> None:

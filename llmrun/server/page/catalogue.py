@@ -55,7 +55,7 @@ class Download:
         changed.set()
 
     async def lines(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the last line of progress and those that follow, until the end or until it is stopped.
+        """Yield the last line of progress and all later ones, until the end or until it is stopped.
 
         Raises:
             LlmrunError: the model can't be downloaded.

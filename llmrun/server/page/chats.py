@@ -119,6 +119,7 @@ class OpenQuestion:
     entry: int
     question: Question
     before: list[WindowTurn]
+    beginning: list[Message]  # of the prompt: the system prompt, and notes
     n_answers: int = 1  # being decoded
 
 
@@ -276,7 +277,8 @@ class PageChats:
             asked = _entry(saved, question)
             while saved.last_question is not None and saved.last_question.id != asked.id:
                 saved.undo()
-            opened = OpenQuestion(saved, question, _question(asked), saved.window_before_question())
+            before, beginning = saved.window_before_question(), system_messages(saved.system)
+            opened = OpenQuestion(saved, question, _question(asked), before, beginning)
         except BaseException:
             saved.release()
             raise

@@ -6,6 +6,7 @@ Owns who may use them; must not know how chats are saved. The guard has let a re
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 from llmrun.chat.attachments import text_of
 from llmrun.chat.passages import FolderIndex
-from llmrun.errors import UsageError
+from llmrun.errors import UsageError, require_within
 from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.planning.preferences import CONTEXT_BOUNDS
@@ -155,6 +156,7 @@ class PageRoutes:
         fields = await read_fields(request)
         name, n_ctx = fields.text("model") or "", fields.whole("ctx", 0, CONTEXT_BOUNDS[1])
         if n_ctx is not None:
+            require_within("ctx", n_ctx or None, CONTEXT_BOUNDS)
             async with self._pool.lease(name) as pooled:
                 await self._pool.set_window(pooled, n_ctx)
         async with self._state.engine(name, request.receive) as (_, pooled):
@@ -167,7 +169,7 @@ class PageRoutes:
         name = (await read_fields(request)).text("model") or ""
         async with self._pool.lease(name) as pooled:
             header = await asyncio.to_thread(read_header, pooled.path)
-            known = {"n_ctx": self._pool.n_ctx(pooled.name), "thinks": True, "modalities": []}
+            known = {"n_ctx": self._pool.n_ctx(pooled.name), "thinks": True}
             return JSONResponse({**self._values(name, pooled, header), **known})
 
     def _values(self, name: str, pooled: PooledModel, header: Header) -> dict[str, Any]:
@@ -195,21 +197,18 @@ class PageRoutes:
 
     async def _indexing(self, chat: int | None, folder: str) -> AsyncIterator[dict[str, Any]]:
         """Index a folder, and set it as a chat's; a new chat gets it with its first question."""
-        loop, files = asyncio.get_running_loop(), asyncio.Queue[tuple[str, int, int]]()
+        latest = deque[dict[str, Any]](maxlen=1)
         state: dict[str, Any] = {}
         if folder:
 
-            def tell(*file: Any) -> None:
-                loop.call_soon_threadsafe(files.put_nowait, file)
+            def tell(file: str, done: int, total: int) -> None:
+                latest.append({"file": file, "done": done, "total": total})
 
             working = asyncio.ensure_future(asyncio.to_thread(self._chats.index_folder, folder, tell))
             while not working.done():
                 await asyncio.wait((working,), timeout=_PROGRESS_SECONDS)
-                while files.qsize() > 1:
-                    files.get_nowait()
-                if not files.empty():
-                    file, done, total = files.get_nowait()
-                    yield {"file": file, "done": done, "total": total}
+                if latest:
+                    yield latest.pop()
             state = working.result().state._asdict()
         if chat is not None:
             await self._chats.run(partial(self._chats.set_documents, chat, folder))

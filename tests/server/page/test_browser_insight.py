@@ -199,10 +199,7 @@ def test_answers_side_by_side(browser: Chromium, real: LiveServer) -> None:
     page.set("Maximum tokens", "6")
     page.set("Seed", "3")
     page.see("document.querySelector('#toggle-settings').click()")
-    choose = (
-        "(each => { each.value = %s; each.dispatchEvent(new Event('change')); })(document.querySelector('#answers'))"
-    )
-    page.see(choose % 3)
+    page.see(CHANGE % (3, "#answers"))
     page.see("document.querySelector('#second-origin-seed').previousElementSibling.value = 4")
     page.write_question("Hello")
     page.until(f"{IDLE} && document.querySelectorAll('.columns article').length === 3")

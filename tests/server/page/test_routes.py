@@ -333,6 +333,9 @@ def test_models_are_listed_and_loaded_with_their_sampling(serve: Serve) -> None:
     assert (loaded["n_ctx"], loaded["sampling"]["temperature"]["origin"]) == (256, "default")
     assert server.get("/ui/models").json["models"][0]["n_ctx"] == 256
     assert server.post("/ui/load", {"model": "nobody/knows"}).status == 404
+    for n_ctx in (1, 255):
+        assert server.post("/ui/load", {"model": model["name"], "ctx": n_ctx}).status == 400
+    assert server.post("/ui/load", {"model": model["name"], "ctx": 0}).json["n_ctx"] == 256
 
 
 def test_the_sampling_of_a_preset_is_shown_with_its_origin(serve: Serve) -> None:

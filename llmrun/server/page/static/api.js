@@ -57,14 +57,17 @@ export const text = async (path) => (await request(path)).text();
 export const get = async (path) => (await request(path)).json();
 export const post = async (path, body, signal) => (await request(path, posting(body, signal))).json();
 
-/** Yield the objects of a response in lines of JSON. */
+/** Yield the objects of a response in lines of JSON; throw what one of them has as its error. */
 export async function* lines(path, body, signal) {
   const reader = (await request(path, posting(body, signal))).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
     const found = (rest + value).split("\n");
     rest = found.pop();
-    yield* found.filter(Boolean).map((line) => JSON.parse(line));
+    for (const line of found.filter(Boolean).map((each) => JSON.parse(each))) {
+      if (line.error) throw new Error(line.error);
+      yield line;
+    }
   }
 }
 

@@ -6,6 +6,9 @@ import { download, downloads, stop } from "./downloads.js";
 
 const SLOW = 5; // tokens/s, below which an answer is slower than reading
 const USUAL_CONTEXT = "4k"; // for which memory is estimated
+let drawn = []; // [name, draw()] of the rows that are shown
+
+document.addEventListener("download", ({ detail }) => drawn.forEach(([name, draw]) => name === detail && draw()));
 
 /** Show the models. `here` are those on this disk, {name, n_bytes, n_ctx}; `use(name)` is called with the chosen one. */
 export async function showCatalogue(here, chosen, use) {
@@ -19,6 +22,7 @@ export async function showCatalogue(here, chosen, use) {
 
   const matches = (model) => search.value.toLowerCase().split(/\s+/).every((word) => `${model.name} ${model.title ?? ""}`.toLowerCase().includes(word));
   const draw = () => {
+    drawn = [];
     const onDisk = here.map((model) => ({ ...known.find(({ name }) => name === model.name), ...model, installed: true }));
     const others = known.filter((model) => model.kind === "chat" && !here.some(({ name }) => name === model.name));
     const found = [...onDisk, ...others].filter(matches);
@@ -101,11 +105,7 @@ function row(model, chosen, use) {
     else action.replaceChildren(button("Download", () => download(model.name), { "aria-label": `Download ${name}${model.n_bytes ? `, ${size(model.n_bytes)}` : ""}` }));
   }
 
-  const changed = ({ detail }) => {
-    if (!element.isConnected) return void document.removeEventListener("download", changed);
-    if (detail === model.name) draw();
-  };
-  document.addEventListener("download", changed);
+  drawn.push([model.name, draw]);
   draw();
   return element;
 }

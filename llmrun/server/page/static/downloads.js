@@ -13,12 +13,11 @@ export async function download(name) {
   downloads.set(name, state);
   tell();
   try {
-    for await (const { status, total, completed, error } of lines("/ui/download", { model: name })) {
-      if (error) throw new Error(error.message ?? error);
+    for await (const { status, total, completed } of lines("/ui/download", { model: name })) {
       if (total) state.share = completed / total;
       state.text = total ? `${size(completed)} of ${size(total)}` : clean(status);
       state.isDone = status === "success";
-      tell();
+      if (!state.isDone) tell();
     }
     if (!state.isDone) downloads.delete(name); // it was stopped
   } catch (error) {

@@ -143,16 +143,19 @@ function replaceChanged(element, first, made) {
 }
 
 /** Return a listener that copies a text. */
-export const copy = (text) => async (event) => {
-  const pressed = event.currentTarget;
-  const shown = [...pressed.childNodes];
-  try {
-    await navigator.clipboard.writeText(text);
-    pressed.textContent = "Copied";
-  } catch {
-    pressed.textContent = "Not allowed";
-  }
-  setTimeout(() => pressed.replaceChildren(...shown), 1500);
+export const copy = (text) => {
+  let shown = null; // of the button, before the first press
+  return async (event) => {
+    const pressed = event.currentTarget;
+    shown ??= [...pressed.childNodes];
+    try {
+      await navigator.clipboard.writeText(text);
+      pressed.textContent = "Copied";
+    } catch {
+      pressed.textContent = "Not allowed";
+    }
+    setTimeout(() => pressed.replaceChildren(...shown), 1500);
+  };
 };
 
 /** Render a growing text as often as its length allows: its last block, since the ones before it don't change any more. */

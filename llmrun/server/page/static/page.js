@@ -54,7 +54,7 @@ const running = () => runningIn(state.chat);
 const say = (text) => (byId("status").textContent = text);
 
 function complain(error) {
-  byId("problem").replaceChildren(h("span", {}, clean(error.message)), iconButton("close", "Dismiss", () => complain(null)));
+  byId("problem").replaceChildren(h("span", {}, clean(error.message)), iconButton("close", "Dismiss", () => byId("problem").replaceChildren()));
 }
 
 /** Do something, and show why it failed. */
@@ -153,7 +153,6 @@ function entryElement(entry, question, isLast) {
   const explain = (signal, tell) =>
     guarded(async () => {
       for await (const line of lines("/ui/explain", again, signal)) {
-        if (line.error) throw new Error(line.error);
         if (line.address) return line.address;
         tell(line);
       }
@@ -305,7 +304,6 @@ async function readFolder(folder, tell) {
   const { chat } = state;
   const isDone = await guarded(async () => {
     for await (const line of lines("/ui/folder", { chat: chat.id, folder })) {
-      if (line.error) throw new Error(line.error);
       if (isShown(chat)) tell(line);
     }
     chat.documents = folder;

@@ -12,7 +12,7 @@ const FIELDS = {
 const counted = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
 const NO_FOLDER = "A folder of this machine: passages of its texts, PDFs and Word documents that fit go along with each question.";
 export const LABELS = { ...Object.fromEntries(Object.entries(FIELDS).map(([name, { label }]) => [name, label])), thinking: "Reasoning" };
-const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", server: "the server", preset: "your settings file", Modelfile: "Ollama's settings of this model" };
+const ORIGINS = { default: "default", model: "the model's file", catalogue: "recommended for this model", preset: "your settings file", Modelfile: "Ollama's settings of this model" };
 const MOST_ANSWERS = 4; // side by side
 
 /** The fields of the sampler; `prefix` begins their ids. */
@@ -88,7 +88,6 @@ export class Settings {
     this.presetTold = h("span", { class: "hint" });
     this.presets = h("label", { class: "field" }, "Preset", this.preset, this.presetTold);
     this.answers = select("answers", Object.fromEntries(Array.from({ length: MOST_ANSWERS }, (_, at) => [at + 1, at + 1])));
-    this.answers.value = 1;
     this.answers.addEventListener("change", () => (second.hidden = this.answers.value === "1"));
     this.model = select("second-model", { "": "same model" });
     this.second = new Sampling("second-", Object.keys(FIELDS).filter((name) => name !== "max_tokens"));

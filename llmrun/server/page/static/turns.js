@@ -48,8 +48,7 @@ const action = (name, words, click, properties = {}) =>
 /** Return a button that becomes a link to the explanation, which takes seconds to compute. */
 function explainer(explain) {
   let stopper = null;
-  const rest = [icon("explain"), h("span", { class: "hidden" }, "Explain")];
-  const pressed = h("button", { type: "button", class: "ghost change", title: "Explain: compute this answer again, and show every step on a page of its own", click: async () => {
+  const pressed = action("explain", "Explain", async () => {
     if (stopper) return void stopper.abort();
     stopper = new AbortController();
     const began = performance.now();
@@ -70,7 +69,8 @@ function explainer(explain) {
     link.focus();
     const tab = window.open(address, "_blank"); // browsers refuse it some seconds after the press: the link stays
     if (tab) tab.opener = null;
-  } }, rest);
+  }, { class: "change", title: "Explain: compute this answer again, and show every step on a page of its own" });
+  const rest = [...pressed.childNodes];
   return pressed;
 }
 
