@@ -325,6 +325,7 @@ def text_of(data: bytes, name: str, max_bytes: int = MAX_FILE_BYTES, kind: Kind 
     other = _WORDS[modality] if modality else next((each for start, each in _KINDS if data.startswith(start)), "")
     if other:
         hint = f"-f {shlex.quote(name)} attaches it" if modality else _HINTS.get(other, "")
+        hint = "download it, then name the file" if modality and is_url(name) else hint
         raise UsageError(f"{name!r} can't be attached", why=f"it is {other}, not text", hint=hint)
     decoded = decode_text(data, f"{name!r} can't be attached")
     return FileText(decoded.text.replace("\r\n", "\n").replace("\r", "\n"), len(data), decoded.note)

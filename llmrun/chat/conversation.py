@@ -81,7 +81,7 @@ class Conversation:
         self._versions: list[tuple[TurnEntry, Finished | None]] = []  # of the last answer
         self.is_removed = False  # the last question: it failed, and is not saved
         self._was_read = False  # the model has prefilled the last question
-        self._answered_under: list[Message] | None = None  # the system prompt of the last answer in this run
+        self._answered_under: Sequence[Message] | None = None  # what stood before the first turn of the last answer
         self._media = MediaCache(on_note)
         self._on_note = on_note
         self._on_overflow = on_overflow
@@ -209,7 +209,7 @@ class Conversation:
         answer = self.chat.last_answer
         if answer is None or not answer.stats.context_used:
             return count
-        if (answer.model, self._answered_under) != (self.model.used, system_messages(self.chat.system)):
+        if (answer.model, self._answered_under) != (self.model.used, self._beginning()):
             return count
         each = (*count.each[:-1], answer.stats.completion_tokens)
         return count._replace(each=each, total=answer.stats.context_used)
@@ -364,7 +364,7 @@ class Conversation:
         answer = turn.to_save(reason, response.stats, has_text=response.has_text or bool(turn.answer.text))
         if answer is None:
             return ""
-        self._answered_under = system_messages(self.chat.system)
+        self._answered_under = turn.beginning
         return self._save(lambda chat: chat.add_answer(answer))
 
     def _save(self, step: Callable[[SavedChat], None]) -> str:

@@ -162,7 +162,7 @@ def _get(parts: SplitResult, addresses: list[str], max_bytes: int, ends: float) 
 
 
 def _in_utf8(data: bytes, charset: str) -> bytes:
-    with suppress(LookupError, UnicodeDecodeError):
+    with suppress(LookupError, ValueError):  # as all that a codec raises
         if charset and codecs.lookup(charset).name != "utf-8":
             return data.decode(charset).encode()
     return data

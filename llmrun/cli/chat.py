@@ -267,19 +267,19 @@ def _saved_chat(output: Output, store: Sessions, saving: SessionOptions, system:
 
 def _reopened(store: Sessions, saving: SessionOptions, output: Output) -> SavedChat:
     """Open the named chat, or the last one that is free; say which ones were passed over."""
-    saved = store.open(saving.session or "")
-    if saving.session is None and not saved.open_elsewhere:
-        used = [facts.name for facts in store.all()]
-        if passed := used[: used.index(saved.name)]:
-            verb = "is" if len(passed) == 1 else "are"
-            output.note(f"{', '.join(passed)} {verb} open in another llmrun: going on with {saved.name}.")
-            output.note("/sessions shows the other chats.")
-    return saved
+    if saving.session is not None:
+        return store.open(saving.session)
+    free, passed = store.last_free()
+    if passed:
+        verb = "is" if len(passed) == 1 else "are"
+        output.note(f"{', '.join(passed)} {verb} open in another llmrun: going on with {free.name}.")
+        output.note("/sessions shows the other chats.")
+    return store.open(str(free.id))
 
 
 def _other_chat(store: Sessions, saved: SavedChat) -> str:
     """Return what to type instead of a chat that is open in another process."""
-    free = store.last_free()
+    free, _ = store.last_free()
     if free.id == saved.id:
         return "leave it there first"
     return f"leave it there first, or go on with another: llmrun chat --session {shlex.quote(free.name)}"

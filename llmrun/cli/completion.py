@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping
 
 import typer
 
-from llmrun.config import config_file, load_settings, model_aliases, read_toml
+from llmrun.config import load_settings, model_aliases, settings_data
 from llmrun.errors import LlmrunError
 
 COMPLETE = "_LLMRUN_COMPLETE"
@@ -64,7 +64,7 @@ def complete_servers(incomplete: str) -> list[str]:
 def complete_preset(incomplete: str) -> list[str]:
     """Complete names of presets of the settings."""
     try:
-        presets = read_toml(config_file().read_text(encoding="utf-8")).get("presets", {})
+        presets = settings_data().get("presets", {})
     except (OSError, ValueError):
         return []
     return [name for name in presets if name.startswith(incomplete)]

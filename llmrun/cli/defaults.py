@@ -209,7 +209,7 @@ def _continued(session: str) -> str:
 
     try:
         with Sessions(folder_in(load_settings().state_dir), on_damage=lambda _: None) as sessions:
-            return (sessions.find(session) if session else sessions.last_free()).model
+            return (sessions.find(session) if session else sessions.last_free()[0]).model
     except LlmrunError:
         return ""
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmrun.cli.sampling import read_value
-from llmrun.config import config_file, read_toml
+from llmrun.config import config_file, read_toml, texts_of
 from llmrun.errors import ResourceError, UsageError, did_you_mean, require_within
 from llmrun.protocol.exclusions import conflict, spelled
 from llmrun.protocol.messages import REQUEST_FIELDS
@@ -208,10 +208,8 @@ def as_typed(value: Any) -> str:
 
 def _texts(text: str, label: str) -> list[str]:
     """Return a list of texts from TOML's array, or of the only text."""
-    if not text.startswith("["):
-        return [text]
     try:
-        found = read_toml(f"texts = {text}")["texts"]
+        found = texts_of(text)
     except ValueError:
         found = None
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
@@ -233,8 +231,9 @@ def read_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if not found:
         hint = did_you_mean(name, preset_names(values), f"llmrun config set presets.{name}.system TEXT makes one")
         raise UsageError(f"there is no preset {name!r}", why=f"not in {config_file()}", hint=hint)
-    keys = {flag: key for key, value in found.items() for flag in spelled({NAMED[key].parameter: value})}
-    given = spelled({NAMED[key].parameter: value for key, value in found.items()})
+    each = {key: spelled({NAMED[key].parameter: value}) for key, value in found.items()}
+    keys = {flag: key for key, flags in each.items() for flag in flags}
+    given = {flag: value for flags in each.values() for flag, value in flags.items()}
     if (row := conflict(given)) is not None:
         first, other = (keys[option.partition(" ")[0]] for option in row.options)
         what = f"{first} = {as_typed(found[first])} and {other} of the preset {name} can't be used together"

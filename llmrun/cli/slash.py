@@ -355,12 +355,11 @@ def set_system(chat: Chat, argument: str) -> None:
     if argument:
         saved.set_system(unquoted(argument))
     chat.output.note(f"System prompt: {saved.system}" if saved.system else "There is no system prompt.")
-    if about := describe_notes():
-        chat.output.note(about)
+    chat.tell_notes()
 
 
 def add_note(chat: Chat, argument: str) -> None:
-    """Add a note to those that all chats get, or print them."""
+    """Add a note for all chats, or print all notes."""
     if argument:
         remember(unquoted(argument))
         chat.output.note(f"It is in {notes_file()}, for this chat and later ones.")
@@ -414,8 +413,7 @@ def show_header(chat: Chat, argument: str) -> None:
     from llmrun.ui.views.model_facts import show_model
 
     show_model(chat.output, header_facts(loaded_locally(chat.conversation.model, "/show").header), stderr=True)
-    if about := describe_notes():
-        chat.output.note(about)
+    chat.tell_notes()
 
 
 def switch_tools(chat: Chat, argument: str) -> None:

@@ -78,8 +78,7 @@ class Chat:
         model, chat = self.conversation.model, self.conversation.chat
         window = f"context window {model.n_ctx:,} tokens" if model.n_ctx else "unknown context window"
         self.output.note(f"{_called(model)}: {window}. /? for help, Ctrl-D to leave.")
-        if about := describe_notes():
-            self.output.note(about)
+        self.tell_notes()
         show_attached(self.output, self.attached)
         if chat.entries:
             turns = sum(isinstance(entry.part, Question) for entry in chat.entries)
@@ -87,6 +86,11 @@ class Chat:
             self._show_last_turns()
         elif chat.id is not None:
             self.output.note(f"Resuming {chat.name}, which was cleared: {way_back(chat)}.")
+
+    def tell_notes(self) -> None:
+        """Print how many notes are in the prompt, if there are any."""
+        if about := describe_notes():
+            self.output.note(about)
 
     def _show_last_turns(self) -> None:
         """Print the last turns, and a hint if the last question has no answer."""

@@ -97,7 +97,7 @@ def page_tools(output: Output, options: ToolOptions) -> Iterator[PageTools]:
 
 
 def _show_failures(output: Output, toolbox: Toolbox | None, n_failures: int = 0, n_notes: int = 0) -> None:
-    """Name servers of a file mcp.json that can't be used, and what ready-made tools lack; those that are new."""
+    """Name the servers of mcp.json that can't be used, and what ready-made tools lack, from the given numbers on."""
     if toolbox is None:
         return
     for error in toolbox.failures[n_failures:]:
@@ -146,10 +146,10 @@ class Tools:
         Raises:
             UsageError: there is no such tool or source, or it can't be used.
         """
-        from llmrun.chat.tools.ready import ALL, KINDS
+        from llmrun.chat.tools.ready import ALL, OF_ALL
 
         if name == ALL and is_on:
-            for kind in KINDS:
+            for kind in OF_ALL:
                 self.switch(kind, opened, is_on=True)
             return
         names = {tool.name for tool in self._known if name in (tool.name, ALL)}

@@ -70,6 +70,13 @@ def test_a_named_host_may_be_private(web: Web) -> None:
     assert "private address" in refusal(web.url("/"), named=(f"127.0.0.1:{web.port + 1}", "localhost"))
 
 
+@pytest.mark.parametrize("charset", ["undefined", "idna", "utf-7", "unicode_escape", "no-such"])
+def test_a_charset_that_can_not_be_read_leaves_the_bytes(web: Web, charset: str) -> None:
+    content = rb"+2D0- \ud83d \xff" + bytes([0xFF])
+    web.pages["/"] = (200, {"Content-Type": f"text/plain; charset={charset}"}, content)
+    assert fetch(web.url("/"), MOST, (web.host,)).data == content
+
+
 def test_a_redirect_is_checked_like_the_first_url(web: Web, names: Names) -> None:
     names.addresses = {"public.example": [[PUBLIC]], "inside.example": [["10.0.0.1"]]}
     public = web.url("/", "public.example")

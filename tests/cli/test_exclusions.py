@@ -42,6 +42,9 @@ def test_two_that_exclude_each_other_are_refused_in_any_order(given: dict[str, A
         {"--flash-attention": "off", "--cache-type-v": "f16"},
         {"--beams": "2", "--temp": None, "--think": False, "--watermark": ""},
         {"--json": True, "--output": "x"},
+        {"--draft": "off", "--speculate": "off"},
+        {"--draft": "off", "--at": "x"},
+        {"--draft": "off", "--beams": "2"},
     ],
 )
 def test_others_go_together(given: dict[str, Any]) -> None:

@@ -83,7 +83,8 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> tuple[int, bytes]:
 
 def _parsed(answer: bytes) -> tuple[int, bytes]:
     head, _, text = answer.partition(b"\n")
-    return int(head.split()[0]), text
+    status, _ = head.split()
+    return int(status), text
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -110,19 +110,20 @@ class Sessions:
             raise self._no_such("")
         return facts[0]
 
-    def last_free(self) -> SessionFacts:
-        """Return the last used sound chat that no other process has open; the last used one if all are open.
+    def last_free(self) -> tuple[SessionFacts, list[str]]:
+        """Return the last used sound chat that no other process has open, and the names of later ones, which are open.
+
+        If all are open, it is the last used one, and there are no names.
 
         Raises:
             UsageError: there is no chat.
         """
-        first: SessionFacts | None = None
+        passed: list[SessionFacts] = []
         for facts in self._newest_first():
-            first = first or facts
             if self._locks.is_free(facts.id):
-                return facts
-        assert first is not None, "or it was raised"
-        return first
+                return facts, [each.name for each in passed]
+            passed.append(facts)
+        return passed[0], []
 
     def new(self, name: str = "", *, system: str = "", documents: str = "") -> SavedChat:
         """Return a new chat, which is saved from its first turn on.
@@ -149,7 +150,7 @@ class Sessions:
         Raises:
             UsageError: there is no such chat.
         """
-        return self._opened(self._id_of(which) if which else self.last_free().id)
+        return self._opened(self._id_of(which) if which else self.last_free()[0].id)
 
     def copy(self, which: str, name: str = "") -> SavedChat:
         """Copy a chat, and open the copy. Its name is by default the original's with a number.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 KINDS = ("files", "web", "python")
+OF_ALL = KINDS if sys.platform != "win32" else KINDS[:2]
 _LOOK_SECONDS = 1.0
 
 
@@ -47,8 +48,7 @@ def ready_sets(name: str, search: str) -> list[ReadySet]:
         UsageError: its folder is not one, a host is invalid, or the system can't limit Python code.
     """
     if name == ALL:
-        kinds = KINDS if sys.platform != "win32" else KINDS[:2]
-        return [found for kind in kinds for found in ready_sets(kind, search)]
+        return [found for kind in OF_ALL for found in ready_sets(kind, search)]
     kind, colon, value = name.partition(":")
     if kind == "files":
         folder = user_path(value or ".").absolute()
@@ -93,12 +93,12 @@ def main() -> None:
     from llmrun.chat.tools.python import Python
 
     chat, found = ToolPrompt(), ReadySet(*sys.argv[1:])
-    python = Python() if found.kind == "python" else None
+    python = Python()
     answer_calls(
         chat,
-        lambda: _functions(found) if python is None else {"run_python": python.run_python},
+        lambda: {"run_python": python.run_python} if found.kind == "python" else _functions(found),
         during=lambda call: _telling_progress(chat, call),
-        at_end=int if python is None else python.close,
+        at_end=python.close,
     )
 
 

@@ -57,15 +57,13 @@ class Toolbox:
     def add(self, name: str) -> tuple[Tool, ...]:
         """Start a further source; return all tools. Raises UsageError as tools()."""
         added = open_sources(name, self._search)
-        before = self._sources
-        self._sources = [*before, *added]
+        before = self._sources, self._tools, self._of
+        self._sources = [*self._sources, *added]
         try:
-            self._tools |= {source: self._listed(source) for source in added}
+            self._tools = {**self._tools, **{source: self._listed(source) for source in added}}
             return self._named()
-        except UsageError:
-            self._sources = before
-            self._tools = {source: tools for source, tools in self._tools.items() if source in before}
-            self._named()
+        except BaseException:  # Ctrl-C, too
+            self._sources, self._tools, self._of = before
             for source in added:
                 source.close()
             raise

@@ -166,10 +166,10 @@ class Output:
         """Ask for one key on the terminal; return it, or "" for Enter, Escape and Ctrl-D."""
         from llmrun.ui.terminal.keyboard import read_key
 
-        self.stderr.write(self._wrapped(clean(question)) + " ")
-        self.stderr.flush()
         key = "?"
         try:
+            self.stderr.write(self._wrapped(clean(question)) + " ")
+            self.stderr.flush()
             while key not in keys and key not in _DECLINING:
                 key = read_key(self.stdin)
         finally:
@@ -183,9 +183,9 @@ class Output:
 
         answer = ""
         with keyboard(self.stdin, echoes=True):
-            self.stderr.write(self._wrapped(clean(question)) + " ")
-            self.stderr.flush()
             try:
+                self.stderr.write(self._wrapped(clean(question)) + " ")
+                self.stderr.flush()
                 answer = self.stdin.readline()
             finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
                 if not answer.endswith("\n"):

@@ -348,25 +348,31 @@ def test_the_index_of_an_older_file_goes_with_its_words(tmp_path: Path) -> None:
     assert b"fts5" not in kept
 
 
-def test_two_chats_on_one(sessions: Sessions, tmp_path: Path) -> None:
-    ask(sessions.new("one"), "a")
-    other = """
-import sys
+def another_llmrun(folder: Path, code: str) -> subprocess.Popen[bytes]:
+    """Start a process that opens the `sessions`, and runs indented code."""
+    begin = """import sys
 from pathlib import Path
 from llmrun.chat.store.store import Sessions
 with Sessions(Path(sys.argv[1])) as sessions:
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", begin + code, str(folder / "kept")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd="/",
+    )
+
+
+def test_two_chats_on_one(sessions: Sessions, tmp_path: Path) -> None:
+    ask(sessions.new("one"), "a")
+    other = """
     talk = sessions.open("one")
     print(talk.open_elsewhere, flush=True)
     sys.stdin.readline()
 """
     sessions.close()
     with (
-        subprocess.Popen(
-            [sys.executable, "-c", other, str(tmp_path / "kept")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-        ) as process,
+        another_llmrun(tmp_path, other) as process,
         Sessions(tmp_path / "kept") as here,
     ):
         assert process.stdout is not None
@@ -391,32 +397,23 @@ def test_the_last_chat_that_no_other_process_has_open(sessions: Sessions, tmp_pa
         ask(sessions.new(name), "a")
     sessions.close()
     other = """
-import sys
-from pathlib import Path
-from llmrun.chat.store.store import Sessions
-with Sessions(Path(sys.argv[1])) as sessions:
     opened = []
     for name in sys.stdin:
         opened.append(sessions.open(name.strip()))
         print("open", flush=True)
 """
     with (
-        subprocess.Popen(
-            [sys.executable, "-c", other, str(tmp_path / "kept")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-        ) as process,
+        another_llmrun(tmp_path, other) as process,
         Sessions(tmp_path / "kept") as here,
     ):
         assert process.stdin is not None
         assert process.stdout is not None
-        assert here.last_free().name == "newest"
+        assert here.last_free()[0].name == "newest"
         for name, free in (("newest", "middle"), ("middle", "oldest"), ("oldest", "newest")):
             process.stdin.write(f"{name}\n".encode())
             process.stdin.flush()
             assert process.stdout.readline() == b"open\n"
-            assert here.last_free().name == free, "of three that are open, the last used"
+            assert here.last_free()[0].name == free, "of three that are open, the last used"
             opened = here.open()
             assert (opened.name, opened.open_elsewhere) == (free, name == "oldest")
             opened.release()
