@@ -19,8 +19,10 @@ MEASURED_FILE = "measured.json"
 """In Settings.state_dir: all that was measured on this machine, and the results of `llmrun tune`."""
 LOADS_OTHERWISE = "loads_otherwise"
 """Marks what was measured there if a model's weights may be loaded in another way because of it."""
-FORMER_FILES = ("tune.json", "faster_variants.json", "no_gpu")
-"""Beside it, of earlier versions: what is in it now. They are read until it is written, and then removed."""
+FORMER_TUNE, FORMER_VARIANTS = "tune.json", "faster_variants.json"
+"""Beside it, of earlier versions: what is in it now. They are read until it is written."""
+FORMER_FILES = (FORMER_TUNE, FORMER_VARIANTS, "no_gpu")
+"""Of earlier versions: removed when it is written."""
 LAST_MODEL_FILE = "last_model"
 """Beside it: the name of the model that answered last."""
 
@@ -68,7 +70,7 @@ def may_load_otherwise(folder: Path) -> bool:
     with suppress(OSError):
         if LOADS_OTHERWISE.encode() in (folder / MEASURED_FILE).read_bytes():
             return True
-    return any((folder / name).exists() for name in FORMER_FILES)
+    return any((folder / name).exists() for name in (FORMER_TUNE, FORMER_VARIANTS))
 
 
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
@@ -109,8 +111,7 @@ def model_aliases() -> dict[str, str]:
     models/registry.py needs them below the commands, which own all other settings.
     """
     try:
-        data = read_toml(config_file().read_text(encoding="utf-8"))
-        presets = {name: preset for name, preset in data["models"].items() if isinstance(preset, dict)}
+        presets = {name: preset for name, preset in settings_data()["models"].items() if isinstance(preset, dict)}
         return {preset["alias"]: name for name, preset in presets.items() if "alias" in preset}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -119,8 +120,8 @@ def model_aliases() -> dict[str, str]:
 def has_notes() -> bool:
     """Return whether the setting `notes` is on: LLMRUN_NOTES, or that of the settings file; not if it is damaged."""
     try:
-        text = os.environ.get("LLMRUN_NOTES", "").strip()
-        return text in ("true", "on") if text else read_toml(config_file().read_text(encoding="utf-8"))["notes"] is True
+        found = os.environ.get("LLMRUN_NOTES", "").strip() or settings_data()["notes"]
+        return found is True or found in ("true", "on")
     except (OSError, ValueError, KeyError):
         return False
 
@@ -129,13 +130,20 @@ def model_folders() -> list[Path]:
     """Return the folders of models.folders: of LLMRUN_FOLDERS, or of the settings file; none if they are invalid."""
     try:
         text = os.environ.get("LLMRUN_FOLDERS", "").strip()
-        if text:
-            found = read_toml(f"folders = {text}")["folders"] if text.startswith("[") else [text]
-        else:
-            found = read_toml(config_file().read_text(encoding="utf-8"))["models"]["folders"]
+        found = texts_of(text) if text else settings_data()["models"]["folders"]
         return [user_path(name) for name in ([found] if isinstance(found, str) else found)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError):
         return []
+
+
+def settings_data() -> dict[str, Any]:
+    """Return the settings file as it is. Raises OSError or ValueError."""
+    return read_toml(config_file().read_text(encoding="utf-8"))
+
+
+def texts_of(text: str) -> Any:
+    """Return what is in TOML's array, or a list of the only text. Raises ValueError."""
+    return read_toml(f"texts = {text}")["texts"] if text.startswith("[") else [text]
 
 
 def read_toml(text: str) -> dict[str, Any]:

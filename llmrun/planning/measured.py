@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llmrun.config import FORMER_FILES, LOADS_OTHERWISE, MEASURED_FILE
+from llmrun.config import FORMER_FILES, FORMER_TUNE, FORMER_VARIANTS, LOADS_OTHERWISE, MEASURED_FILE
 from llmrun.protocol.codec import load_json
 from llmrun.storage import alone_in, disk_errors, write_whole
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 200
-_TUNE_FILE, _VARIANTS_FILE = FORMER_FILES[:2]
 
 
 def measured(kind: str, folder: Path) -> list[dict[str, Any]]:
@@ -69,9 +69,9 @@ def drop_measured(kind: str, key: dict[str, Any], folder: Path) -> bool:
 def _entries(folder: Path) -> list[dict[str, Any]]:
     """Return all entries. What `llmrun tune` found was in a file of its own once, and a mark beside this one."""
     entries = _read(folder / MEASURED_FILE)
-    if (folder / _VARIANTS_FILE).exists():
+    if (folder / FORMER_VARIANTS).exists():
         entries = [entry | {LOADS_OTHERWISE: True} if _kind(entry) == "variants" else entry for entry in entries]
-    tuned = [entry | {"key": {"kind": "tune", **entry["key"]}} for entry in _read(folder / _TUNE_FILE)]
+    tuned = [entry | {"key": {"kind": "tune", **entry["key"]}} for entry in _read(folder / FORMER_TUNE)]
     return [*entries, *(entry | {LOADS_OTHERWISE: True} for entry in tuned)]
 
 
@@ -79,11 +79,19 @@ def _read(path: Path) -> list[dict[str, Any]]:
     """Return the entries of a file; none if it is missing, damaged or of another version."""
     try:
         with path.open("rb") as file:
-            data = load_json(file.read(_MOST_BYTES))
+            return _parsed(file.read(_MOST_BYTES))
+    except OSError:
+        return []
+
+
+@lru_cache(maxsize=1)  # a start asks for several kinds
+def _parsed(content: bytes) -> list[dict[str, Any]]:
+    try:
+        data = load_json(content)
         if data["schema"] != _SCHEMA:
             return []
         return [entry for entry in data["entries"] if isinstance(entry, dict) and isinstance(entry.get("key"), dict)]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return []
 
 

@@ -75,10 +75,9 @@ class LoadPreferences:
 
     def completed(self, layer: Layer) -> LoadPreferences:
         """Return the preferences with values of a layer where they leave the choice to the plan."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = spelled({name: values[name] for name in ATTENTION if values[name] is not None})
+        given = spelled({name: value for name in ATTENTION if (value := getattr(self, name)) is not None})
         found = values_of(yielding(layer, given))
-        return replace(self, **{name: found[name] for name in found if values.get(name, ...) is None})
+        return replace(self, **{name: value for name, value in found.items() if getattr(self, name, ...) is None})
 
     @property
     def kv_type(self) -> str:
@@ -97,7 +96,7 @@ class LoadPreferences:
 
     @property
     def as_given(self) -> dict[str, Any]:
-        """The settings of a load as the user gave them, without those that are planned; defaults where left open."""
+        """The settings of a load that are not planned, as the user gave them; defaults where left open."""
         given = ((name, getattr(self, name)) for name in LOAD_OPTIONS if name not in _PLANNED)
         return {name: getattr(DEFAULTS, name) if value is None else value for name, value in given}
 

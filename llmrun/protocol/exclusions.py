@@ -102,7 +102,7 @@ _BY_FLAG = _by_flag()
 def _as_given(option: str, given: Mapping[str, Any]) -> str:
     """Return an option of the table as it is given; "" if it is not."""
     flag, _, value = option.partition(" ")
-    if (there := given.get(flag)) is False or there in (None, ""):
+    if (there := given.get(flag)) is False or there in (None, "") or (flag, there) == ("--draft", "off"):
         return ""
     if value == "N":
         return f"{flag} {there}"

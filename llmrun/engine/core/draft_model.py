@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmrun.engine.core.draft_source import DraftedSequence, DraftWeights
-from llmrun.engine.core.policy import POLICY, Policy
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.prefix import common_prefix
 from llmrun.engine.llama.base import CacheFull, Context, Entry
 from llmrun.protocol.messages import DraftSource
@@ -38,9 +38,9 @@ class DraftModel(DraftWeights):
     source: DraftSource = "model"
     sure = 0.75  # llama.cpp's p_min
 
-    def __init__(self, context: Context, n_vocab: int, policy: Policy = POLICY) -> None:
+    def __init__(self, context: Context, n_vocab: int) -> None:
         super().__init__(context.vocabulary.n_tokens, min(context.vocabulary.n_tokens, n_vocab))
-        self.context, self.contexts, self._policy = context, (context,), policy
+        self.context, self.contexts = context, (context,)
         self._slots = [_Slot(number) for number in range(context.n_seq_max)]
         self._n_taken = 0
 
@@ -57,25 +57,24 @@ class DraftModel(DraftWeights):
         return len(tokens) - slot.n_same
 
     def rewind(self, sequence: DraftedSequence, length: int) -> None:
-        for slot in self._slots:
-            if slot.owner is sequence:
-                slot.n_same = min(slot.n_same, length)
+        for _, slot in self._owned((sequence,)):
+            slot.n_same = min(slot.n_same, length)
 
     def close(self, sequence: DraftedSequence) -> None:
         """Release the slot when the answer ends; its KV cache stays for the next sequence."""
-        for slot in self._slots:
-            if slot.owner is sequence:
-                slot.owner = None
+        for _, slot in self._owned((sequence,)):
+            slot.owner = None
 
     def _slot_of(self, sequence: DraftedSequence) -> _Slot:
         """Return the sequence's slot, or a free one with the longest prefix of it; of equal ones the oldest."""
-        own = next((slot for slot in self._slots if slot.owner is sequence), None)
+        own = next((slot for _, slot in self._owned((sequence,))), None)
         if own is not None:
             return own
         free = [slot for slot in self._slots if slot.owner is None] or self._slots
         slot = max(free, key=lambda slot: (common_prefix(slot.tokens, sequence.tokens), -slot.last_used))
         self._n_taken += 1
-        slot.owner, slot.last_used, slot.n_same, slot.can_read = sequence, self._n_taken, 0, True
+        slot.owner, slot.last_used, slot.n_same = sequence, self._n_taken, 0
+        slot.can_read = max(sequence.tokens, default=0) < self._n_known
         return slot
 
     def _cut(self, slot: _Slot, length: int) -> None:
@@ -88,7 +87,7 @@ class DraftModel(DraftWeights):
     def _begin(self, asked: Mapping[DraftedSequence, int]) -> list[tuple[DraftedSequence, int]]:
         """Decode missing tokens, as many as one step may."""
         inputs: list[tuple[_Slot, list[int], bool]] = []
-        limit = min(self._policy.draft_prefill, self.context.n_batch)
+        limit = min(POLICY.draft_prefill, self.context.n_batch)
         for sequence, slot in self._owned(asked):
             start, end = slot.n_same, len(sequence.tokens)
             tokens = sequence.tokens[start : start + limit]

@@ -20,7 +20,7 @@ _MULTIPLE = 4  # rows: see gate.cpp
 
 
 class DraftedSequence(Protocol):
-    """What a source sees of a core.sequence.Sequence: its tokens, its slot, and how many are not decoded yet."""
+    """The part of a core.sequence.Sequence that sources of drafts read."""
 
     tokens: list[int]
     slot: int
@@ -50,7 +50,7 @@ class Source(Protocol):
     """A source of drafts."""
 
     def propose(self, asked: Mapping[DraftedSequence, int], /) -> dict[DraftedSequence, Draft]:
-        """Return a draft for each sequence, of at most so many tokens."""
+        """Return a draft for each sequence; its length is limited to the number of tokens beside the sequence."""
 
 
 class TextSource:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from llmrun._native import DraftChoice, Gate, StepShape, SuffixAutomaton
 from llmrun.engine.core.draft_source import Draft, DraftedSequence, DraftWeights, Source, TextSource
-from llmrun.engine.core.policy import Policy
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.steps import ON_PROCESSOR, StepCost, StepCosts, cost_of
 from llmrun.protocol.speculation import Speculation
 
@@ -60,7 +60,7 @@ class Drafting:
         self._share: float | None = None  # of what the planned step costs for drafts together with others'
         self.n_together = 0  # steps with plan_together()
         self._n_refused = 0  # consecutive steps in which the model's drafts did not pay
-        self._rest = self.policy.draft_rest  # the next rest, ...
+        self._rest = POLICY.draft_rest  # the next rest, ...
         self._rests_until = 0  # ... and the length with which the last one ends
 
     def plan(self, sequence: DraftedSequence, limit: int, step: StepShape) -> int:
@@ -118,11 +118,6 @@ class Drafting:
         return self._gate.credit(Gate.MODEL, step)
 
     @property
-    def policy(self) -> Policy:
-        """The policy of the engine."""
-        return self._costs.policy
-
-    @property
     def widest(self) -> int:
         """Rows of the widest step whose cost is known."""
         return self._table[-1][0]
@@ -174,17 +169,16 @@ class Drafting:
     @property
     def can_ask_model(self) -> bool:
         """Whether the model does not rest, nor has just rested: heads that were left out have lost the text."""
-        return not self._rests_until or len(self._lookup) >= self._rests_until + self.policy.draft_warm_up
+        return not self._rests_until or len(self._lookup) >= self._rests_until + POLICY.draft_warm_up
 
     def _note_use(self, *, is_used: bool) -> None:
         """Count consecutive steps without a draft by the model; it rests after several."""
-        policy = self.policy
         self._n_refused = 0 if is_used else self._n_refused + 1
         if is_used:
-            self._rest = policy.draft_rest
-        if self._n_refused >= policy.draft_refusals:
+            self._rest = POLICY.draft_rest
+        if self._n_refused >= POLICY.draft_refusals:
             self._n_refused, self._rests_until = 0, len(self._lookup) + self._rest
-            self._rest = min(2 * self._rest, 8 * policy.draft_rest)
+            self._rest = min(2 * self._rest, 8 * POLICY.draft_rest)
 
     def natively(self, tokens: Sequence[int]) -> tuple[SuffixAutomaton, Gate]:
         """Return what native code needs to plan the drafts after these tokens, and after its own samples."""
@@ -192,7 +186,7 @@ class Drafting:
         return self._lookup, self._gate
 
     def _catch_up(self, tokens: Sequence[int]) -> None:
-        """Learn the new tokens, but for those that native code has added, and compare the last drafts with them."""
+        """Learn the tokens that native code has not added, and compare the last drafts with them."""
         new = tokens[len(self._lookup) :]
         self._lookup.extend(new)
         self._gate.compare(new)
@@ -250,10 +244,10 @@ class Drafting:
         limit = limit if model.n_most is None else min(limit, model.n_most)
         if not self.can_ask_model:
             return None
-        missing, policy = model.count_missing(sequence), self.policy
-        if missing is None or (missing > policy.few_tokens and not self._gate.is_worth_prefill(missing, self._step)):
+        missing = model.count_missing(sequence)
+        if missing is None or (missing > POLICY.few_tokens and not self._gate.is_worth_prefill(missing, self._step)):
             return None
-        if missing > policy.wide_batch:  # the step only prefills
+        if missing > POLICY.wide_batch:  # the step only prefills
             return 0
         by_model = self._gate.choose(Gate.MODEL, limit, self._step)
         if not by_model.waits:
@@ -276,12 +270,12 @@ def choose_together(drafting: Sequence[Drafting], n_sequences: int, limit: int) 
     limit = min(limit, first.speculation.most)
     if not first.speculation.only_if_it_pays:
         return limit, 0.0
-    limit = min(limit, 1 + min(draft.n_together for draft in drafting) // first.policy.draft_trials)
+    limit = min(limit, 1 + min(draft.n_together for draft in drafting) // POLICY.draft_trials)
     if not first.speculation.draft_cost:
         return 0, 0.0
     plain, step = first.cost(n_sequences), StepShape(n_sequences, n_sequences)
     most_cost = plain + sum(draft.credit(step) for draft in drafting)
-    best, best_rate, share = 0, first.policy.draft_gain * n_sequences / plain, 0.0
+    best, best_rate, share = 0, POLICY.draft_gain * n_sequences / plain, 0.0
     for length in range(1, limit + 1):
         width = n_sequences + n * length
         if width > first.widest:

@@ -10,7 +10,11 @@ from typing import NamedTuple
 
 
 class Policy(NamedTuple):
-    """The limits, shares, waits and thresholds of an engine, which hands its policy on to its parts."""
+    """The limits, shares, waits and thresholds of an engine.
+
+    An Engine hands its policy on to scheduler, slots and what is saved; drafts, costs of steps and threads, which are
+    made outside of it, have POLICY.
+    """
 
     # ---- batches: see scheduler.py
     wide_batch: int = 64  # tokens from which on all threads compute a batch, and ggml has a much faster flash attention

@@ -133,7 +133,7 @@ class KVStore:
         """
         files = self._files()
         while True:
-            found, length = longest(files, prompt, Salt(owner), partial(Prefix.reach, cuts=cuts))
+            found, length = _best(files, prompt, owner, cuts=cuts)
             if length <= longer_than:
                 return None
             path = files.pop(found).path
@@ -148,7 +148,7 @@ class KVStore:
     def read_ahead(self, prompt: list[int], *, longer_than: int, cuts: bool = True, owner: str = "") -> None:
         """Read and check the file of the state that find() will return, in a thread that holds nothing up."""
         files = self._files()
-        found, length = longest(files, prompt, Salt(owner), partial(Prefix.reach, cuts=cuts))
+        found, length = _best(files, prompt, owner, cuts=cuts)
         is_wanted = length > longer_than and found not in self._ahead
         if is_wanted and (saved := self._read(files[found].path)) is not None:
             with self._lock:
@@ -162,7 +162,7 @@ class KVStore:
             self._ahead.clear()
 
     def n_saved(self, prefix: Prefix, unfinished: Iterable[StateFile] = ()) -> int:
-        """Return how many of a prefix's first tokens its owner's files have, or those that are not saved ones yet."""
+        """Return how many of a prefix's first tokens are in its owner's files, or in unfinished files."""
         saved = [*self._files(), *(file.prefix for file in unfinished)]
         return longest(saved, prefix.tokens, Salt(prefix.salt.owner))[1]
 
@@ -412,7 +412,7 @@ class StateSaver:
         min_new: tokens of a prefix that are not on disk yet, which make saving it worthwhile.
     """
 
-    def __init__(self, store: KVStore, min_new: int = POLICY.min_saved) -> None:
+    def __init__(self, store: KVStore, min_new: int) -> None:
         self._store, self._min_new = store, min_new
         self._queue = Queue[StateFile]()
         self._unfinished: list[StateFile] = []  # in the queue, or being finished
@@ -473,6 +473,11 @@ class StateSaver:
         if not self._has_failed:
             self._has_failed = True
             sys.stderr.write(f"llmrun: a KV state was not saved; older ones stay: {error}\n")
+
+
+def _best(files: Iterable[Prefix], prompt: list[int], owner: str, *, cuts: bool) -> tuple[Prefix, int]:
+    """Return the owner's file with the longest prefix of a prompt, and how long it is."""
+    return longest(files, prompt, Salt(owner), partial(Prefix.reach, cuts=cuts))
 
 
 def _check_identity(path: Path, identity: str) -> None:

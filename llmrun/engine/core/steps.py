@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from llmrun.engine.core.policy import POLICY, Policy
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.llama.base import Aborted, CacheFull, Context, Entry
 from llmrun.protocol.speculation import AttentionTime
 
@@ -31,17 +31,16 @@ class StepCosts:
     All costs beyond that of a plain step are scaled by one factor. An engine's answers share it.
     """
 
-    def __init__(self, table: Sequence[StepCost], policy: Policy = POLICY) -> None:
-        self.policy = policy
+    def __init__(self, table: Sequence[StepCost]) -> None:
         self.begin = tuple(table)  # before any step moved it
-        self._plain: deque[float] = deque(maxlen=policy.cost_memory)  # seconds
+        self._plain: deque[float] = deque(maxlen=POLICY.cost_memory)  # seconds
         self._weight = self._total = 0.0  # of the factors that were seen
         self.factor = 1.0
         self.table = self.begin
 
     def record_plain(self, seconds: Sequence[float]) -> None:
-        """Account for steps of one row, which forget old costs too: else those once too high would stay so."""
-        memory = self.policy.cost_memory
+        """Account for steps of one row: old costs count less with each, so that one that was too high does not stay."""
+        memory = POLICY.cost_memory
         self._plain.extend(seconds[-memory:])
         self._move((1 - 1 / (16 * memory)) ** len(seconds))
 
@@ -53,13 +52,13 @@ class StepCosts:
         """
         plain = sorted(self._plain)[len(self._plain) // 2] if self._plain else 0.0
         if plain > 0:
-            factor = min(max(0.0, (seconds / plain - 1) / expected), self.policy.most_cost)
-            self._move(1 - 1 / self.policy.cost_memory, factor)
+            factor = min(max(0.0, (seconds / plain - 1) / expected), POLICY.most_cost)
+            self._move(1 - 1 / POLICY.cost_memory, factor)
 
     def _move(self, kept: float, *factors: float) -> None:
         self._weight = kept * self._weight + len(factors)
         self._total = kept * self._total + sum(factors)
-        prior = self.policy.cost_prior
+        prior = POLICY.cost_prior
         self.factor = (prior + self._total) / (prior + self._weight)
         self.table = tuple((width, 1 + self.factor * (cost - 1)) for width, cost in self.begin)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from llmrun.engine.core.policy import POLICY, Policy
+from llmrun.engine.core.policy import POLICY
 from llmrun.system import busy_seconds
 
 
@@ -33,9 +33,8 @@ class MachineLoad:
         busy: Callable[[], float | None] = busy_seconds,
         own: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.perf_counter,
-        policy: Policy = POLICY,
     ) -> None:
-        self._busy, self._own, self._clock, self._policy = busy, own, clock, policy
+        self._busy, self._own, self._clock = busy, own, clock
         self.others: float | None = None
         self._since, self._before = self._clock(), self._reading()
 
@@ -47,12 +46,11 @@ class MachineLoad:
         """Measure the load if it is time to; return whether it did."""
         now = self._clock()
         elapsed = now - self._since
-        policy = self._policy
-        if elapsed < (policy.first_load_seconds if self.others is None else policy.load_seconds):
+        if elapsed < (POLICY.first_load_seconds if self.others is None else POLICY.load_seconds):
             return False
         before, reading = self._before, self._reading()
         self._since, self._before = now, reading
-        if before is None or reading is None or elapsed > 8 * policy.load_seconds:  # so long says little about now
+        if before is None or reading is None or elapsed > 8 * POLICY.load_seconds:  # so long says little about now
             return False
         self.others = max(0.0, reading - before) / elapsed
         return True
@@ -79,10 +77,9 @@ class ThreadChooser:
         cores: int,
         load: MachineLoad,
         clock: Callable[[], float] = time.perf_counter,
-        policy: Policy = POLICY,
     ) -> None:
         self.most, self._spare = most, max(0, cores - most)
-        self._load, self._clock, self._policy = load, clock, policy
+        self._load, self._clock = load, clock
         self.n_threads = self.chosen = self._suggested = most
         self._shape = 0  # rows of the steps that were timed
         self._times: dict[int, _StepTime] = {}  # by number of threads
@@ -98,7 +95,7 @@ class ThreadChooser:
         if not self._load.update():
             return
         left = self.most - max(0.0, (self._load.others or 0.0) - self._spare)
-        tolerated = self._policy.few_others, self._policy.most_others
+        tolerated = POLICY.few_others, POLICY.most_others
         fewest, most = (max(1, int(left + others)) for others in tolerated)
         suggested = min(max(self._suggested, fewest), most)
         if suggested != self._suggested:
@@ -117,7 +114,7 @@ class ThreadChooser:
         if n_rows != self._shape:
             self._shape = n_rows
             self._forget_times()
-        self._times.setdefault(self.n_threads, _StepTime(self._policy)).add(n_steps, seconds)
+        self._times.setdefault(self.n_threads, _StepTime()).add(n_steps, seconds)
         if self.n_threads != self.chosen:
             self._end_trial()
         elif self._clock() >= self._next_trial and self._times[self.chosen].is_enough:
@@ -127,7 +124,7 @@ class ThreadChooser:
         """Time the chosen number first, then try others."""
         self.n_threads = self.chosen
         self._times.clear()
-        self._next_trial = max(self._next_trial, self._clock() + self._policy.trial_cost * self._policy.trial_seconds)
+        self._next_trial = max(self._next_trial, self._clock() + POLICY.trial_cost * POLICY.trial_seconds)
 
     def _begin_trial(self) -> None:
         """Try up to twice as many threads and down to half as many in turn."""
@@ -138,26 +135,25 @@ class ThreadChooser:
 
     def _end_trial(self) -> None:
         """Keep the faster number once the trial tells."""
-        trial, usual, policy = self._times[self.n_threads], self._times[self.chosen], self._policy
-        if not trial.is_enough and trial.mean < policy.trial_hopeless * usual.mean:
+        trial, usual = self._times[self.n_threads], self._times[self.chosen]
+        if not trial.is_enough and trial.mean < POLICY.trial_hopeless * usual.mean:
             return
-        if trial.mean <= policy.trial_gain * usual.mean:
+        if trial.mean <= POLICY.trial_gain * usual.mean:
             self.chosen = self.n_threads
         self.n_threads = self.chosen
         lost = trial.seconds - trial.steps * usual.mean
-        self._next_trial = self._clock() + policy.trial_cost * max(policy.trial_seconds, lost)
+        self._next_trial = self._clock() + POLICY.trial_cost * max(POLICY.trial_seconds, lost)
 
 
 class _StepTime:
     """The recent mean time of a step."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self) -> None:
         self.steps = self.seconds = 0.0
         self._weight = self._weighted = 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
-        memory = self._policy.step_memory**n_steps
+        memory = POLICY.step_memory**n_steps
         self.steps += n_steps
         self.seconds += seconds
         self._weight = memory * self._weight + n_steps
@@ -169,4 +165,4 @@ class _StepTime:
 
     @property
     def is_enough(self) -> bool:
-        return self.steps >= self._policy.trial_steps and self.seconds >= self._policy.trial_seconds
+        return self.steps >= POLICY.trial_steps and self.seconds >= POLICY.trial_seconds

@@ -141,7 +141,7 @@ def _templated(vocabulary: LlamaVocabulary, template: str, query: str, texts: It
 
     The text between two control tokens is tokenized as a whole, because words may span template and document.
     """
-    control = ControlTexts(vocabulary.control_texts).pattern
+    control = ControlTexts((*vocabulary.control_texts, *vocabulary.shown_control_texts)).pattern
 
     def tokens(part: str, *, begins: bool) -> list[int]:
         pieces = re.split(f"({control.pattern})", part)

@@ -38,7 +38,7 @@ _SAMPLE = "ab", "cd"  # words
 _MOST_HERE, _STACK_BYTES, _LEAST_STACK = 2048, 512, 8 << 20
 # Of gpt-oss: llama.cpp makes them user-defined, so that they are shown, and finds them in every text.
 _SHOWN = frozenset({"<|channel|>", "<|constrain|>", "<|message|>", "<|start|>"})
-_INSIDE_SHOWN = re.compile(r"(?<=<)(?=\|(?:channel|constrain|message|start)\|>)")
+_INSIDE_SHOWN = re.compile(f"(?<=<)(?={'|'.join(re.escape(text[1:]) for text in sorted(_SHOWN))})")
 _LONG_RUN = re.compile(rf"\S{{{_MOST_WORD_CHARACTERS + 1},}}")
 # What BERT makes a word of its own: punctuation, and the blocks that it calls Chinese.
 _CHINESE = (
