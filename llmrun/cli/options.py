@@ -517,7 +517,7 @@ class AnswerOptions:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What the model has to read besides text."""
+        """The kinds of files that the model has to read besides text."""
         return self.attached.modalities if self.attached is not None else frozenset()
 
 
