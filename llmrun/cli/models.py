@@ -51,7 +51,6 @@ def list_models(
     json: JsonOption = False,
 ) -> None:
     """List the models on this disk, including those of Ollama, LM Studio and models.folders."""
-
     output = Output(json=json)
     settings = load_settings()
     installed = all_models(settings)
@@ -81,7 +80,6 @@ def list_models(
 
 def _stated(path: Path) -> tuple[str, str]:
     """Return the quant in a model's header, and Header.draft_kind; "" for each if it can't be read."""
-
     try:
         header = read_header(path)
     except LlmrunError:
@@ -108,7 +106,6 @@ def show_entries(
     others: Sequence[InstalledModel] = (),
 ) -> None:
     """Print the built-in list of models, after models on this disk that it lacks."""
-
     aliases = [entry.alias for entry in entries]
     others = [model for model in others if model.name not in aliases]
     if quiet and not output.json:

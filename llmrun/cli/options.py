@@ -578,7 +578,6 @@ def answer_options(
         UsageError: a value is invalid, or a file can't be read.
         BadGrammarError: the grammar is invalid; names line and column.
     """
-
     check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
     if json_format is not None:
         if json_format != "json":
