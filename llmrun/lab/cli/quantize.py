@@ -16,7 +16,15 @@ from llmrun.gguf.types import FILE_TYPES
 from llmrun.lab.quantize.evaluate import read_text
 from llmrun.lab.quantize.job import preview
 from llmrun.lab.quantize.job import quantize as run
-from llmrun.lab.quantize.report import make_report, require_text
+from llmrun.lab.quantize.report import (
+    MAX_CHUNKS,
+    MIN_CHUNKS,
+    QUICK_ROUNDS,
+    ROUNDS,
+    LocalMeasurements,
+    make_report,
+    require_text,
+)
 from llmrun.lab.quantize.request import (
     AUTO,
     QuantizeOptions,
@@ -318,17 +326,16 @@ def _report(
         imatrix = importance_matrix(options, header, path, progress.say, progress, check_file)
         progress.pause()
         with report_progress(output) as on_update:
-            card = make_report(
+            measures = LocalMeasurements(
                 header.path,
-                types,
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
                 preferences=replace(several.preferences, threads=options.threads),
-                keep=out,
-                on_update=on_update,
-                is_quick=several.is_quick,
+                chunks=MIN_CHUNKS if several.is_quick else MAX_CHUNKS,
             )
+            rounds = QUICK_ROUNDS if several.is_quick else ROUNDS
+            card = make_report(measures, types, keep=out, on_update=on_update, rounds=rounds)
     if several.file is not None:
         write(card, several.file)
     show(output, card)
