@@ -132,12 +132,22 @@ def test_a_new_rule_of_admission_touches_few_files(tmp_path: Path) -> None:
     assert seen(tmp_path / "llmrun", "rule") == {"started": [1, 2, 4, 3]}
 
 
-def setting(model: str) -> dict[str, Any]:
-    """What the package sees of the setting `swa_full`."""
+def commands_with(flag: str) -> list[str]:
+    """Return the commands of the package that have an option."""
     import typer
 
     from llmrun.cli.app import RootCommand
     from llmrun.cli.commands import COMMANDS
+
+    root = RootCommand(name="llmrun")
+    commands = {name: root.get_command(typer.Context(root), name) for name in COMMANDS}
+    return sorted(
+        name for name, command in commands.items() if any(flag in parameter.opts for parameter in command.params)
+    )
+
+
+def setting(model: str) -> dict[str, Any]:
+    """What the package sees of the setting `swa_full`."""
     from llmrun.cli.defaults import preset_layer
     from llmrun.engine.llama.library import import_llama
     from llmrun.engine.llama.parameters import context_parameters
@@ -148,8 +158,6 @@ def setting(model: str) -> dict[str, Any]:
     from llmrun.planning.preferences import LoadPreferences
     from llmrun.protocol.exclusions import conflict
 
-    root = RootCommand(name="llmrun")
-    options = {name: root.get_command(typer.Context(root), name) for name in COMMANDS}
     file = {"models.a.swa-full": "on"}
     preset = preset_layer(file, "a")
     os.environ["LLMRUN_SWA_FULL"] = "off"
@@ -167,9 +175,7 @@ def setting(model: str) -> dict[str, Any]:
         )
     }  # fmt: skip
     return {
-        "commands": [
-            name for name, each in options.items() if any("--swa-full" in option.opts for option in each.params)
-        ],
+        "commands": commands_with("--swa-full"),
         "preset": preset["swa_full"],
         "environment": by_environment["swa_full"],
         "served": preferences().completed(preset).swa_full,
@@ -198,11 +204,7 @@ def rule() -> dict[str, Any]:
 
 def field(model: str) -> dict[str, Any]:
     """What the package sees of the field `mood`."""
-    import typer
-
     from llmrun.cli import settings_file
-    from llmrun.cli.app import RootCommand
-    from llmrun.cli.commands import COMMANDS
     from llmrun.errors import UsageError
     from llmrun.protocol.codec import as_dict
     from llmrun.protocol.layers import layer
@@ -213,9 +215,6 @@ def field(model: str) -> dict[str, Any]:
     from llmrun.server.pool import completed
     from llmrun.server.protocols import anthropic, ollama, openai_chat, openai_responses
 
-    root = RootCommand(name="llmrun")
-    context = typer.Context(root)
-    options = {name: root.get_command(context, name) for name in COMMANDS}
     mood: Any = {"mood": "wild"}
     asked = AnswerRequest((Message("user", "Hi"),), **mood)
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, **mood}
@@ -232,9 +231,7 @@ def field(model: str) -> dict[str, Any]:
         template: Any = {"template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
         plain, moody = (loaded.count("Hi", **template, **options).total for options in ({}, mood))
     return {
-        "commands": sorted(
-            name for name, command in options.items() if any("--mood" in each.opts for each in command.params)
-        ),
+        "commands": commands_with("--mood"),
         "protocols": {name: getattr(each.request, "mood", None) for name, each in requests.items()},
         "preset": settings_file.parse("models.a.mood", "wild", "mood"),
         "default": getattr(completed(AnswerRequest(prompt="Hi"), layer("flag", mood)), "mood", None),

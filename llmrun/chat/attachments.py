@@ -106,7 +106,7 @@ class Attachments:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What a model has to read."""
+        """The kinds of files that a model has to read."""
         return frozenset(file.modality for file in self.media)
 
     def before(self, message: str) -> str:

@@ -48,7 +48,6 @@ def serve_in_background(output: Output, arguments: Sequence[str], port: int) -> 
 
 def log_file(port: int) -> Path:
     """Return the log of a server at a port, for port 0 one that no server uses; removes logs of servers that ended."""
-
     folder = load_settings().state_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     used = {server.log for server in running_servers(load_settings().state_dir)}
@@ -72,7 +71,6 @@ def start_server(
         DiskFullError: the log can't be written.
         EngineCrashedError: it ended before; the end of its log is the reason.
     """
-
     try:
         previous_log(log).unlink(missing_ok=True)
         log.write_bytes(f"llmrun {shlex.join(arguments)}\n".encode())
@@ -253,7 +251,6 @@ def _start(output: Output, log: Path) -> None:
     Raises:
         EngineCrashedError: it does not.
     """
-
     begun = time.time()
     is_started = _systemctl("daemon-reload") and _systemctl("enable", _NAME) and _systemctl("restart", _NAME)
     while is_started:

@@ -127,7 +127,6 @@ def batch(
     file. Run the same command again to continue after an interruption. A failed row gets an error, and the exit status
     is 10. With --at, MODEL may be left out if the server has only one.
     """
-
     require_within("--parallel", parallel, PARALLEL_BOUNDS)
     if loading.draft is not None or loading.speculate:
         raise UsageError("a batch uses no drafts", why="many rows in parallel already use the hardware fully")
@@ -226,7 +225,6 @@ def _read(rows: Path) -> list[Row]:
     Raises:
         UsageError: the file has no rows, or is stdin.
     """
-
     if str(rows) == "-":
         raise UsageError("batch does not read stdin", why="the same file continues a batch", hint="cat > rows.jsonl")
     found = list(read_rows(rows))
@@ -249,7 +247,6 @@ def _answer(
     Raises:
         RowsFailedError: rows failed, in this run or an earlier one.
     """
-
     total = len(rows)
     tally = BatchProgress(total, total - len(plan.todo) - len(plan.broken), results.n_failed, parallel=plan.parallel)
     if tally.before < total:

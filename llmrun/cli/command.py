@@ -43,7 +43,12 @@ class Command(TyperCommand):
         if self.name in _LOADS_MODEL and not (context.resilient_parsing or _wants_help(values)):
             from llmrun.protocol.exclusions import refuse_together  # most commands have no such options
 
-            refuse_together(self.typed(values), self.name)
+            typed = self.typed(values)
+            refuse_together(typed, self.name)
+            if self.name in _USES_PRESETS:
+                from llmrun.cli import defaults  # slow, and most commands have no presets
+
+                defaults.fill(self.name, context, values, typed)
         return rest
 
     def typed(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,12 +105,7 @@ class ModelCommand(Command):
             self.params.append(_hidden_option(habits.PROMPT, *habits.PROMPT_OPTIONS))
 
     def complete(self, context: Any, values: dict[str, Any], rest: list[str]) -> list[str]:
-        rest = habits.name_arguments(values, self._arguments, rest)
-        if self.name in _USES_PRESETS and not (context.resilient_parsing or _wants_help(values)):
-            from llmrun.cli import defaults  # slow, and most commands have no presets
-
-            defaults.fill(self.name, context, values, self.typed(values))
-        return super().complete(context, values, rest)
+        return super().complete(context, values, habits.name_arguments(values, self._arguments, rest))
 
 
 def _wants_help(values: Mapping[str, Any]) -> bool:

@@ -111,7 +111,6 @@ def _require_model(name: str) -> None:
     Raises:
         ModelNotFoundError: no model has this name.
     """
-
     locate(name, load_settings())
 
 
@@ -126,7 +125,6 @@ def import_modelfile(
     FROM, SYSTEM, PARAMETER, TEMPLATE and ADAPTER are used; what can't be is named. For example: llmrun config import
     Modelfile pirate, then llmrun chat --preset pirate
     """
-
     output = Output()
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise UsageError(f"invalid name {name!r}", why="must be letters, digits and dashes")
@@ -183,7 +181,6 @@ def unset_value(key: KeyArgument) -> None:
 @app.command("edit", cls=Command)
 def edit_file() -> None:
     """Edit the settings file with VISUAL or EDITOR. An invalid text is refused."""
-
     output, path = Output(), config_file()
     before = path.read_text(encoding="utf-8").removesuffix("\n") if path.exists() else ""
     text = edit(before, name=path.name)
@@ -213,7 +210,6 @@ def _rows() -> list[tuple[str, str | int | float | None, str]]:
     Raises:
         UsageError: the settings file or a variable is invalid.
     """
-
     from llmrun.cli.serve import serve
 
     given = settings_file.read_file()

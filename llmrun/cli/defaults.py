@@ -82,13 +82,9 @@ def choose_model(output: Output, error: NoModelError) -> str:
 
 def no_model(command: str, words: Sequence[str] = ()) -> NoModelError:
     """Return the error for a missing model; proposes a small, a middle and a large one that fit into memory."""
-    from llmrun.models.store.store import all_models
-    from llmrun.planning.catalogue import Estimates, propose
-    from llmrun.planning.speed import remembered
+    from llmrun.planning.catalogue import local_estimates, propose
 
-    settings, hardware = load_settings(), probe()
-    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
-    chosen = propose(load_catalogue().entries.values(), estimates)
+    chosen = propose(load_catalogue().entries.values(), local_estimates(load_settings(), probe()))
     proposals = [(each.entry.alias, readable_size(each.size.n_bytes), each.purpose) for each in chosen]
     sizes = ", ".join(f"{name} ({size})" for name, size, _ in proposals)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"

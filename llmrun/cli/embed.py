@@ -146,7 +146,6 @@ def rerank(
 
     A model without a ranking head ranks by the cosine similarity of embeddings.
     """
-
     output = Output(json=json)
     given = read_texts(output, documents or [], "llmrun rerank MODEL QUERY DOCUMENT...")
     with open_model(output, model, loading, embeds=True) as loaded:
@@ -212,7 +211,6 @@ def _check_array(file: Path) -> None:
 
 def _shown_parts(output: Output, model: Model, texts: Sequence[str], options: EmbedOptions) -> Iterator[TextVectors]:
     """Yield the vectors as they are computed; show the progress, and note truncated texts at the end."""
-
     for note in Embedding(model.header, model.spec.embedding, options).notes:
         output.note(note)
     done, truncated = 0, 0

@@ -316,7 +316,6 @@ def _endpoint(server: Server, model: str | None) -> Endpoint:
     Raises:
         LlmrunError: it can't be asked, or has no such model.
     """
-
     chosen = choose_model(server, models(server), model)
     return _address_only(server, chosen.name, facts_of(server, chosen))
 
@@ -334,7 +333,6 @@ def _own_server(output: Output, target: Target, folder: Path) -> Iterator[Runnin
     Raises:
         EngineCrashedError: it ended before it answered; the end of its log is the reason.
     """
-
     arguments = [*target.start, "--port", "0", "--keep", "forever", "--parent", str(os.getpid())]
     output.note(f"Loading {target.server.model} ...")
     process, server = start_server(arguments, folder / "serve.log", lambda server: bool(server.models))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -34,7 +34,7 @@ from llmrun.models.store.removal import Removal, collect, discard, plan_removal
 from llmrun.models.store.removal import remove as remove_files
 from llmrun.models.store.store import Store, all_models
 from llmrun.models.store.use import holders, last_used, removing
-from llmrun.planning.hardware import Hardware, probe, this_machine
+from llmrun.planning.catalogue import local_estimates
 from llmrun.protocol.sizes import readable_size
 from llmrun.server.registry import running_servers
 from llmrun.system import user_path
@@ -44,9 +44,6 @@ from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.views.models import ESTIMATED, show_catalogue, show_installed, show_leftovers, show_verified
 
-if TYPE_CHECKING:
-    from llmrun.planning.catalogue import ModelEstimate
-
 
 def list_models(
     every: Annotated[bool, typer.Option("--all", help="List the models that llmrun knows by name too.")] = False,
@@ -54,7 +51,6 @@ def list_models(
     json: JsonOption = False,
 ) -> None:
     """List the models on this disk, including those of Ollama, LM Studio and models.folders."""
-
     output = Output(json=json)
     settings = load_settings()
     installed = all_models(settings)
@@ -84,7 +80,6 @@ def list_models(
 
 def _stated(path: Path) -> tuple[str, str]:
     """Return the quant in a model's header, and Header.draft_kind; "" for each if it can't be read."""
-
     try:
         header = read_header(path)
     except LlmrunError:
@@ -111,7 +106,6 @@ def show_entries(
     others: Sequence[InstalledModel] = (),
 ) -> None:
     """Print the built-in list of models, after models on this disk that it lacks."""
-
     aliases = [entry.alias for entry in entries]
     others = [model for model in others if model.name not in aliases]
     if quiet and not output.json:
@@ -133,49 +127,11 @@ def plain_entries(
     entries: list[CatalogueEntry], settings: Settings, others: Sequence[InstalledModel] = ()
 ) -> list[dict[str, Any]]:
     """Return the built-in list as JSON data, after other models on this disk."""
-    from llmrun.planning.catalogue import Estimates, FileSize, size_of_file
-    from llmrun.planning.speed import remembered
-
-    hardware = _hardware()
-    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
-    rows: list[dict[str, Any]] = [
-        {
-            "alias": model.name,
-            **(size_of_file(model.path) or FileSize("", model.quant, model.size))._asdict(),
-            "kind": "chat",
-            "licence": "",
-            "agents": True,
-            "installed": True,
-            **_facts(estimates.of_file(model.path)),
-        }
-        for model in others
+    estimates = local_estimates(settings)
+    return [
+        *({"alias": model.name, **estimates.facts_of_file(model)} for model in others),
+        *({"alias": entry.alias, **estimates.facts(entry)} for entry in entries),
     ]
-    rows += [
-        {
-            "alias": entry.alias,
-            **estimates.size_of(entry)._asdict(),
-            "kind": entry.kind,
-            "licence": entry.license,
-            "agents": entry.agents,
-            "installed": estimates.file_of(entry) is not None,
-            **_facts(estimates.of(entry)),
-        }
-        for entry in entries
-    ]
-    return rows
-
-
-def _facts(estimate: ModelEstimate | None) -> dict[str, Any]:
-    names = "memory_bytes", "fits", "fits_now", "decode_rate", "is_exact", "is_rate_estimated"
-    return asdict(estimate) if estimate else dict.fromkeys(names)
-
-
-def _hardware() -> Hardware:
-    """Return this machine, without its GPUs if llama.cpp can't be loaded."""
-    try:
-        return this_machine()
-    except LlmrunError:
-        return probe()
 
 
 NamesArgument = Annotated[

@@ -517,7 +517,7 @@ class AnswerOptions:
 
     @property
     def modalities(self) -> frozenset[Modality]:
-        """What the model has to read besides text."""
+        """The kinds of files that the model has to read besides text."""
         return self.attached.modalities if self.attached is not None else frozenset()
 
 
@@ -578,7 +578,6 @@ def answer_options(
         UsageError: a value is invalid, or a file can't be read.
         BadGrammarError: the grammar is invalid; names line and column.
     """
-
     check_limits(max_tokens, stop or (), ban or (), ("--max-tokens", "--stop", "--ban"))
     if json_format is not None:
         if json_format != "json":

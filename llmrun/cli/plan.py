@@ -87,7 +87,6 @@ def plan(
     Without a model, propose some that fit. Downloads nothing. Speeds are predicted from the speed of llama.cpp's
     kernels here, which is measured once.
     """
-
     output = Output(json=json)
     if not model:
         _propose(output, is_alone=not (ctx or engine or draft or rpc or every))
@@ -133,7 +132,6 @@ def _propose(output: Output, *, is_alone: bool) -> None:
     Raises:
         UsageError: an option needs a model.
     """
-
     if not is_alone:
         raise UsageError("these options need a model", hint="llmrun plan MODEL; llmrun plan alone proposes some")
     hardware, entries, settings = this_machine(), load_catalogue().entries.values(), load_settings()
@@ -151,7 +149,6 @@ def _propose(output: Output, *, is_alone: bool) -> None:
 
 def _beside_projector(output: Output, hardware: Hardware, header: Header, stored: Path | None) -> Hardware:
     """Return the machine with the memory that a model's projector leaves."""
-
     projector = find_projector(header.path, stored=stored)
     if not projector:
         return hardware
@@ -176,7 +173,6 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
         ModelNotFoundError: the model is not on this disk, so its vocabulary is unknown.
         UsageError: its vocabulary differs from the model's.
     """
-
     located = locate(name, settings)
     if located.path is None:
         raise not_on_disk(name)
@@ -186,7 +182,6 @@ def _draft(name: str, header: Header, settings: Settings) -> Header:
 
 def _chosen(spec: ModelSpec, candidates: list[QuantCandidate], hardware: Hardware) -> tuple[str | None, str]:
     """Return the quant that `llmrun run` would use, None if none fits, and the reason, "" if there was no choice."""
-
     if not is_open(spec):
         return next(one.quant for one in candidates if one.exact), ""
     try:
@@ -204,7 +199,6 @@ def _candidates(
     Raises:
         NetworkError: the hub can't be reached; the facts of the built-in list are printed first.
     """
-
     located = locate(name, settings)
     if located.path is not None and not (every and located.spec.repository):
         return located.spec, [local_candidate(located.path, read_header(located.path))]
@@ -230,7 +224,6 @@ def _gpu_speeds(
     output: Output, hardware: Hardware, used: Sequence[Gpu], types: Collection[str], settings: Settings
 ) -> tuple[MachineSpeed, ...]:
     """Measure the GPUs to use that have memory of their own; () if that fails."""
-
     own = [gpu for gpu in used if not gpu.shared]
     if not own:
         return ()

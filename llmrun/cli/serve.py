@@ -205,7 +205,6 @@ def serve(
 
 def _write_times(output: Output) -> None:
     """Write the time before each line of the log, for the rest of the process."""
-
     sys.stderr = output.stderr = cast("TextIO", TimedLines(output.stderr))
 
 
@@ -307,7 +306,6 @@ def _aliases(given: list[str]) -> dict[str, str]:
         UsageError: one is not NAME=MODEL.
         ModelNotFoundError: a model is not on this disk.
     """
-
     settings, found = load_settings(), dict[str, str]()
     for name, model in model_aliases().items():
         with suppress(LlmrunError):
@@ -351,7 +349,6 @@ def _policy(host: str, listening: socket.socket, key_file: Path | None, origins:
     Raises:
         UsageError: the server would be open to other machines without a key, or the key file can't be read.
     """
-
     keys = read_keys(key_file) if key_file else ()
     address = listening.getsockname()[0]
     is_loopback = address == "::1" or address.startswith("127.")
@@ -373,7 +370,6 @@ def _fetch_missing(output: Output, names: tuple[str, ...], loading: LoadingOptio
     Raises:
         UsageError: the draft's model is ambiguous, or an adapter or projector does not fit the first model.
     """
-
     if loading.draft is not None and len(names) != 1:
         raise UsageError("--draft drafts for one model", hint="llmrun serve MODEL --draft SMALLER")
     _require_model(names, {"--lora FILE": bool(loading.adapters), "--mmproj FILE": loading.projector is not None})
@@ -473,7 +469,6 @@ async def _watch(
     serving: Serving, view: ServeView, entry: ServerFile | None, server: RunningServer, parent: int | None
 ) -> None:
     """Keep the live line and this server's entry in `llmrun ps` up to date; end the server after its parent."""
-
     written: RunningServer | None = None
     now = server
     while True:

@@ -26,7 +26,6 @@ _FOLLOW_SECONDS = 0.2
 
 def list_servers(json: JsonOption = False) -> None:
     """List running servers and their models."""
-
     output = Output(json=json)
     servers = running_servers(load_settings().state_dir)
     if json:
@@ -49,7 +48,6 @@ def logs(
 
     If none is running, that of the last one.
     """
-
     output, state_dir = Output(), load_settings().state_dir
     path = _log(output, running_servers(state_dir), state_dir, port)
     with path.open("rb") as file:

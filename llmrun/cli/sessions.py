@@ -75,7 +75,6 @@ def list_sessions(
     json: JsonOption = False,
 ) -> None:
     """List the saved chats, most recent first."""
-
     output = Output(json=json)
     with _sessions(output) as sessions:
         found = sessions.all()
@@ -93,7 +92,6 @@ def list_sessions(
 @app.command("show", cls=Command)
 def show_session(name: LastArgument = "", branch: BranchOption = "", json: JsonOption = False) -> None:
     """Print a saved chat; with --json, all of its data."""
-
     output = Output(json=json)
     with _sessions(output) as sessions:
         tree = sessions.tree(name)
@@ -125,7 +123,6 @@ def export_session(
     yes: OutputFileYesOption = False,
 ) -> None:
     """Export a saved chat as Markdown, JSON, JSONL, or a line for OpenAI fine-tuning."""
-
     output = Output()
     wanted = form or (format_for(to.name) if to else None) or "markdown"
     with _sessions(output) as sessions:
@@ -149,7 +146,6 @@ def import_session(
     json: JsonOption = False,
 ) -> None:
     """Import a chat that was exported as JSON."""
-
     output = Output(json=json)
     try:
         tree = read_json(file.read_text(encoding="utf-8"))
@@ -201,7 +197,6 @@ def search_sessions(
     json: JsonOption = False,
 ) -> None:
     """Search the messages of all saved chats, best match first."""
-
     output = Output(json=json)
     with _sessions(output) as sessions:
         hits = sessions.search(" ".join(words), limit)
@@ -226,7 +221,6 @@ def search_sessions(
 @contextmanager
 def _sessions(output: Output | None = None) -> Iterator[Sessions]:
     """Open the saved chats; print notes about damaged ones."""
-
     on_damage = output.note if output else lambda line: None
     with Sessions(folder_in(load_settings().state_dir), on_damage=on_damage) as sessions:
         if output and sessions.note:
@@ -253,7 +247,6 @@ def _plain(facts: SessionFacts) -> dict[str, Any]:
 
 def _print(output: Output, text: str) -> None:
     """Print a whole text: unchanged in a pipe, without control characters on a terminal."""
-
     text = text.removesuffix("\n")
     output.text(clean(text, newlines=True) if output.stdout_is_terminal else text)
 

@@ -49,7 +49,6 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
 
 def header_facts(header: Header) -> dict[str, Any]:
     """Return the header as plain data. Sizes in bytes, context windows in tokens."""
-
     if is_adapter(header):
         return _adapter_facts(header)
     return {
@@ -185,7 +184,6 @@ def _text_facts(header: Header) -> dict[str, Any]:
 
 def _embedding_facts(header: Header) -> dict[str, Any]:
     """Return facts about an embedding model."""
-
     return {"pooling": pooling_of(header)} if makes_embeddings(header) else {}
 
 

@@ -76,7 +76,6 @@ def resume(chat: Chat, argument: str) -> None:
 
 def _show_and_choose(chat: Chat, seeds: list[int], events: Generator[Event, None, None]) -> Finished:
     """Show several answers, and continue with the user's choice, by default the last."""
-
     conversation, output = chat.conversation, chat.output
     with closing(events), cancelling(output, conversation.model):
         finished = stream(output, conversation.model, events, seeds, chat.shown_as)
@@ -431,7 +430,6 @@ def switch_tools(chat: Chat, argument: str) -> None:
 
 def show_window(chat: Chat, argument: str) -> None:
     """Print the content of the context window."""
-
     messages = chat.conversation.messages()
     if not messages:
         chat.output.note("The context window is empty.")
@@ -451,7 +449,6 @@ def _with_sources(question: Question) -> str:
 
 def sources(chat: Chat, argument: str) -> None:
     """Print the passages that were sent with the last question, and the files of --docs that are left out."""
-
     last = chat.conversation.chat.last_question
     passages = last.part.passages if last is not None and isinstance(last.part, Question) else ()
     if not passages:
@@ -568,7 +565,6 @@ class SlashCommand(NamedTuple):
 
 def show_help(chat: Chat, argument: str) -> None:
     """Print the usual commands and keys, or with "all" every one."""
-
     if argument not in ("", "all"):
         raise UsageError(f"invalid /help {argument}", why="must be all, or nothing", hint="/help all")
     meanings = {name: command.meaning for name, command in SLASH_COMMANDS.items() if argument or command.is_usual}
@@ -643,7 +639,6 @@ BY_NAME |= {other: BY_NAME[name] for other, name in _OTHER_NAMES.items()}
 
 def completions(chat: Chat) -> dict[str, Completion | None]:
     """Return the completion of each command's arguments."""
-
     found: dict[str, Completion | None] = {name: None for name in BY_NAME if name not in LEAVING_WORDS}
     found["/model"] = lambda words: complete_model(words[-1]) if chat.loading.server is None else []
     found["/load"] = lambda words: chat.store.names()

@@ -50,7 +50,6 @@ def worker(
 
     Used by `llmrun run MODEL --rpc HOST:PORT` there; serves one program at a time, until Ctrl-C.
     """
-
     require_within("--port", port, (1, 65_535))
     check_setting("threads", threads)
     address = _address(host, anyone=anyone)

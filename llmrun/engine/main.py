@@ -15,8 +15,8 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Union
 
@@ -56,6 +56,7 @@ from llmrun.protocol.questions import (
     EngineStatus,
     ExplainChoices,
 )
+from llmrun.protocol.repeating import repeating
 from llmrun.protocol.speculation import ComparisonTimes
 
 if TYPE_CHECKING:
@@ -516,21 +517,8 @@ class EngineProcess:
         result = run(command, report, self._flag, *([self._loaded_model()] if described.needs_model else ()))
         return JobDone(job.request, result)
 
-    @contextmanager
-    def _reporting_progress(self, request: int) -> Iterator[None]:
-        done = threading.Event()
-
-        def report() -> None:
-            while not done.wait(_PROGRESS_INTERVAL):
-                self._channel.send(LoadProgress(self._flag.progress, request))
-
-        thread = threading.Thread(target=report, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-            thread.join()
+    def _reporting_progress(self, request: int) -> AbstractContextManager[None]:
+        return repeating(_PROGRESS_INTERVAL, lambda: self._channel.send(LoadProgress(self._flag.progress, request)))
 
 
 def _failure(error: Exception, request: int) -> Failed:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmrun.config import Settings
 from llmrun.errors import LlmrunError
 from llmrun.gguf.pooling import makes_embeddings
 from llmrun.gguf.reader import read_header
 from llmrun.models.registry import CatalogueEntry
 from llmrun.models.store.installed import InstalledModel
+from llmrun.models.store.store import all_models
 from llmrun.planning.estimate import contexts_for, local_candidate, look_ahead
-from llmrun.planning.hardware import Hardware
+from llmrun.planning.hardware import Hardware, probe, this_machine
 from llmrun.planning.plan import margin
 from llmrun.planning.predict import Work, main_type, predict
+from llmrun.planning.speed import remembered
 from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_count
 
@@ -98,6 +101,38 @@ class Estimates:
     def of_file(self, path: Path) -> ModelEstimate | None:
         """Return the estimate of a model on this disk; None for a damaged file."""
         return estimate_file(path, self._hardware, self._speed)
+
+    def facts(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Return what lists of models say of an entry, as JSON data."""
+        about = {
+            "kind": entry.kind,
+            "licence": entry.license,
+            "agents": entry.agents,
+            "installed": self.file_of(entry) is not None,
+        }
+        return {**self.size_of(entry)._asdict(), **about, **asdict(self.of(entry))}
+
+    def facts_of_file(self, model: InstalledModel) -> dict[str, Any]:
+        """Return the same of a model on this disk that the catalogue lacks; None for what is unknown."""
+        size = size_of_file(model.path) or FileSize("", model.quant, model.size)
+        about = {"kind": "chat", "licence": "", "agents": True, "installed": True}
+        estimate = self.of_file(model.path)
+        estimated = asdict(estimate) if estimate else dict.fromkeys(field.name for field in fields(ModelEstimate))
+        return {**size._asdict(), **about, **estimated}
+
+
+def local_estimates(settings: Settings, hardware: Hardware | None = None) -> Estimates:
+    """Return the estimates for this machine, from what is known of its speed.
+
+    Args:
+        hardware: None for all of it, without its GPUs if llama.cpp can't be loaded.
+    """
+    if hardware is None:
+        try:
+            hardware = this_machine()
+        except LlmrunError:
+            hardware = probe()
+    return Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
 
 
 def size_of_file(path: Path) -> FileSize | None:

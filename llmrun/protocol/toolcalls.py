@@ -30,7 +30,7 @@ from llmrun.protocol.reasoning import overlap
 
 
 class CallField(enum.Enum):
-    """What a call says between the texts of its syntax."""
+    """A part of a call, between the texts of its syntax."""
 
     NAME = "name"
     ID = "id"  # any text of letters and digits
@@ -46,7 +46,7 @@ NAMED_ID: tuple[CallElement, ...] = ("functions.", CallField.NAME, ":", CallFiel
 
 
 class ParameterForm(NamedTuple):
-    """How a parameter's value is written: between these texts, of which `end` may contain KEY."""
+    """The texts around a parameter's value; `end` may contain KEY."""
 
     middle: str  # between the parameter's name and its value
     end: str
@@ -73,7 +73,7 @@ class Parameters(NamedTuple):
 
     @property
     def value_start(self) -> int:
-        """Where a value's text begins in what precedes it: after what all forms have in common."""
+        """The length of the beginning that the middle texts of all forms have in common: a value's text follows it."""
         return len(commonprefix([form.middle for form in self.forms]))  # noqa: RUF071 - not of paths
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.remote_server import FINE, MODEL, FarRequest, FarServer, Reply, failed
+from support.remote_server import FINE, MODEL, PATIENCE, FarRequest, FarServer, Reply, failed
 
 from llmrun.batch.answerers import RemoteEngine
 from llmrun.batch.plan import RowRequirements, plan_batch
@@ -16,10 +16,9 @@ from llmrun.batch.results import ResultFile
 from llmrun.batch.rows import Row, RowTemplate
 from llmrun.batch.run import BatchProgress, Ledger
 from llmrun.errors import LoginRequiredError, UnavailableError
-from llmrun.remote.client import PATIENT
 from llmrun.remote.server import ServedModel, Server
 
-PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=0, backoff_seconds=0.0)
+ONCE = replace(PATIENCE, retries=0)
 HANGS_UP: Reply = (b"",)
 
 
@@ -31,7 +30,7 @@ class Run:
         self.file = folder / "answers.jsonl"
         rows = [Row(number, {"prompt": text, **more}) for number, text in enumerate(prompts, 1)]
         self.tally = BatchProgress(len(rows))
-        engine = RemoteEngine(Server(f"{server.url}/v1"), ServedModel(MODEL), 4, PATIENCE, sleep=lambda seconds: None)
+        engine = RemoteEngine(Server(f"{server.url}/v1"), ServedModel(MODEL), 4, ONCE, sleep=lambda seconds: None)
         with ResultFile(self.file) as results:
             self.plan = plan_batch(engine, rows, RowTemplate(), results.written)
             engine.run(self.plan.todo, Ledger(results, self.tally, on_note=self.notes.append))

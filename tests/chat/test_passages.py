@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fpdf import FPDF
 from support.chats import add_turn
+from support.pdfs import pdf
 from support.word_vectors import WordEmbedder
 
 from llmrun.chat import passages
@@ -186,16 +186,6 @@ def test_what_is_no_text_is_named_and_what_is_hidden_is_not(folder: Path, tmp_pa
     assert (state.files, state.left_out) == (3, named)
     assert found(index, "tea") == ["office/tea.txt, line 1"]
     assert index.refresh().left_out == state.left_out, "it is known, and not read again"
-
-
-def pdf(text: str) -> bytes:
-    made = FPDF()
-    made.add_page()
-    made.set_font("helvetica", size=12)
-    made.line(1, 1, 100, 100)
-    if text:
-        made.cell(text=text)
-    return bytes(made.output())
 
 
 def test_a_file_that_failed_is_tried_again_when_the_cause_may_be_gone(

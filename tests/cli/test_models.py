@@ -158,7 +158,7 @@ def test_the_catalogue_tells_what_fits_here(
     for name, value in machine.environment.items():
         monkeypatch.setenv(name, value)
     free = probe()
-    monkeypatch.setattr("llmrun.cli.models.this_machine", lambda: replace(free, memory_total=3_000_000_000))
+    monkeypatch.setattr("llmrun.planning.catalogue.this_machine", lambda: replace(free, memory_total=3_000_000_000))
     assert call(["list", "--all", "--json"]) == 0
     fits = {entry["alias"]: entry["fits"] for entry in json.loads(capsys.readouterr().out)}
     assert (fits["smollm2"], fits["qwen3-8b"]) == (True, False)
@@ -175,10 +175,10 @@ def test_models_are_proposed_for_this_machine(
         monkeypatch.setenv(name, value)
     speed = MachineSpeed(3e10, 1e-6, {}, {}, {"Q4_K": Rates(((100.0, 3e10),), 1e11)})
     large = replace(probe(), memory_available=12_000_000_000, gpus=())
-    monkeypatch.setattr("llmrun.cli.models.this_machine", lambda: large)
+    monkeypatch.setattr("llmrun.planning.catalogue.this_machine", lambda: large)
     monkeypatch.setattr("llmrun.cli.plan.this_machine", lambda *_: large)
     monkeypatch.setattr("llmrun.cli.plan.speed_of", lambda *_, **__: speed)
-    monkeypatch.setattr("llmrun.planning.speed.remembered", lambda *_: speed)
+    monkeypatch.setattr("llmrun.planning.catalogue.remembered", lambda *_: speed)
     assert call(["plan"]) == 0
     shown = capsys.readouterr()
     assert "quick answers" in shown.out

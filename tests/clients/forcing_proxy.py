@@ -14,15 +14,10 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from scripted_serve import Call
+
 DONE = {"done": "llmrun answered"}
 PROTOCOLS = {"/v1/messages": "messages", "/v1/chat/completions": "chat", "/v1/responses": "responses"}
-
-
-class Call(NamedTuple):
-    """A call of a tool."""
-
-    name: str
-    arguments: Mapping[str, Any]
 
 
 class Seen(NamedTuple):

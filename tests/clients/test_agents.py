@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 from forcing_proxy import DONE, PROTOCOLS, Call, Seen, forcing
-from images import write_png
 from support.real_server import RealServer
+from support.tiny_projector import png
 from table import ROWS, Row
 
 from llmrun.cli.agents import AGENTS
@@ -122,7 +122,9 @@ class Agents:
         if shutil.which(AGENTS[case.agent].executable) is None:
             ROWS.append(Row(case.agent, "-", case.done, "skipped: not installed"))
             pytest.skip(f"{case.agent} is not installed")
-        image = json.dumps(str(write_png(self._folder / "red.png")))
+        path = self._folder / "image.png"
+        path.write_bytes(png(8, 8))
+        image = json.dumps(str(path))
         script = [
             [call._replace(arguments=json.loads(json.dumps(call.arguments).replace('"PNG"', image))) for call in calls]
             for calls in case.script

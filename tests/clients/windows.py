@@ -32,9 +32,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.agent_session import WORDS
 from forcing_proxy import Seen, changing
-from images import write_png
 from scripted_serve import FAMILIES, FAMILY, FOLDER, Answer, Call
 from support.real_server import RealServer
+from support.tiny_projector import png
 from wide_model import write_wide_model
 
 from llmrun.cli.agents import AGENTS
@@ -140,7 +140,7 @@ class Player:
     def _call(self, tools: Mapping[str, Mapping[str, Any]]) -> Call | None:
         """Return the call that reads the next file."""
         path = str(self._work / f"f{self._n_read % MOST_FILES:02}.txt")
-        image = str(self._work / "red.png")
+        image = str(self._work / "image.png")
         for name, schema in tools.items():
             if READERS.match(name):
                 return Call(name, dict(arguments(schema, image if self._n_read == IMAGE_AT else path)))
@@ -241,7 +241,7 @@ def write_files(folder: Path, n_words: int) -> None:
         draw = random.Random(number)
         lines = (" ".join(draw.choices(WORDS, k=12)) for _ in range(n_words // 12))
         folder.joinpath(f"f{number:02}.txt").write_text("\n".join(lines) + "\n")
-    write_png(folder / "red.png")
+    (folder / "image.png").write_bytes(png(8, 8))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.model
 def test_a_type_is_made_measured_and_judged(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     measures = LocalMeasurements(model_path, name="smol", chunks=1)
-    card = make_report(model_path, ["Q4_0", "Q5_1"], measures=measures, rounds=1, keep=tmp_path / "kept")
+    card = make_report(measures, ["Q4_0", "Q5_1"], rounds=1, keep=tmp_path / "kept")
     source, failed, made = card.rows[0], card.rows[-1], card.rows[1]
     assert source.is_source
     assert source.type == "Q4_1"

@@ -13,8 +13,10 @@ from support.answers import accumulated
 from support.certificates import server_context
 from support.remote_server import (
     CHAT,
+    IMPATIENCE,
     KEY,
     MODEL,
+    PATIENCE,
     STREAM,
     TEXT,
     WAYS,
@@ -41,12 +43,10 @@ from llmrun.protocol.messages import (
     ToolCall,
 )
 from llmrun.protocol.params import Limits
-from llmrun.remote.client import PATIENT, RemoteClient
+from llmrun.remote.client import RemoteClient
 from llmrun.remote.server import ServedModel, Server
 from llmrun.remote.transport import models
 
-PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
-IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)
 HI = AnswerRequest(messages=(Message("user", "Hi"),))
 RAW = AnswerRequest(prompt="Hi")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,10 @@ from support import remote_server
 from support.remote_server import (
     CALLS,
     FINE,
+    IMPATIENCE,
     KEY,
     MODEL,
+    PATIENCE,
     STREAM,
     THOUGHTS,
     Act,
@@ -31,12 +32,9 @@ from llmrun.errors import ContextOverflowError, LlmrunError, UsageError
 from llmrun.grammar import read_grammar
 from llmrun.model.chat_model import with_seeds
 from llmrun.protocol.messages import AnswerRequest, Event, Finished, Message, TextDelta, Tool
-from llmrun.remote.client import PATIENT
 from llmrun.remote.model import RemoteModel
 from llmrun.remote.server import ServedModel, Server
 
-PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
-IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)
 Open = Callable[..., RemoteModel]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fpdf import FPDF
+from support.pdfs import pdf
 from support.served import CHAT, LiveServer
 
 from llmrun.server.protocols import attachments
@@ -16,22 +16,18 @@ from llmrun.server.protocols import attachments
 pytestmark = pytest.mark.usefixtures("package_on_path")
 
 
-def pdf(text: str) -> str:
+def pdf_data(text: str) -> str:
     """Return a PDF in base64, shorter than the bodies that are parsed in another thread anyway."""
-    made = FPDF()
-    made.add_page()
-    made.set_font("helvetica", size=12)
-    made.cell(text=text)
-    return base64.b64encode(bytes(made.output())).decode()
+    return base64.b64encode(pdf(text)).decode()
 
 
 def file(text: str) -> dict[str, Any]:
-    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{pdf(text)}"}}
+    part = {"type": "file", "file": {"filename": "a.pdf", "file_data": f"data:application/pdf;base64,{pdf_data(text)}"}}
     return {"messages": [{"role": "user", "content": [part, {"type": "text", "text": " What is it?"}]}]}
 
 
 def test_a_pdf_is_in_the_prompt(tmp_path: Path) -> None:
-    source = {"type": "base64", "media_type": "application/pdf", "data": pdf("A harvest.")}
+    source = {"type": "base64", "media_type": "application/pdf", "data": pdf_data("A harvest.")}
     message = {"role": "user", "content": [{"type": "document", "source": source}, {"type": "text", "text": "What?"}]}
     with LiveServer(tmp_path, ("echo",), n_ctx=4096) as server:
         told = server.post(CHAT, file("A harvest.")).json["choices"][0]["message"]["content"]

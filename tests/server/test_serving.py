@@ -184,9 +184,9 @@ def test_a_model_that_can_not_be_loaded_is_an_error_to_who_asks(serve: Serve) ->
     assert (refused.status, refused.code) == (422, "bad-model")
 
 
-@pytest.mark.parametrize("mode", ["normal", "refuse"])
-def test_health_is_loading_until_the_models_named_at_the_start_are_loaded(tmp_path: Path, mode: str) -> None:
-    server, may_start = LiveServer(tmp_path, (mode,)), threading.Event()
+def slow_to_load(folder: Path, mode: str) -> tuple[LiveServer, threading.Event]:
+    """Return a server whose engine starts once the event is set."""
+    server, may_start = LiveServer(folder, (mode,)), threading.Event()
     start = server._start
 
     def late(model: Model) -> EngineHandle:
@@ -194,6 +194,12 @@ def test_health_is_loading_until_the_models_named_at_the_start_are_loaded(tmp_pa
         return start(model)
 
     server._start = late  # type: ignore[method-assign]
+    return server, may_start
+
+
+@pytest.mark.parametrize("mode", ["normal", "refuse"])
+def test_health_is_loading_until_the_models_named_at_the_start_are_loaded(tmp_path: Path, mode: str) -> None:
+    server, may_start = slow_to_load(tmp_path, mode)
     with server, ThreadPoolExecutor() as clients:
         assert server.get("/v1/health").status == 503
         loading = {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}}
@@ -214,14 +220,7 @@ def test_health_is_loading_until_the_models_named_at_the_start_are_loaded(tmp_pa
 def test_a_health_check_waits_for_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some clients ask again at once."""
     monkeypatch.setattr(app, "_HEALTH_SECONDS", SECONDS)
-    server, may_start = LiveServer(tmp_path, ("normal",)), threading.Event()
-    start = server._start
-
-    def late(model: Model) -> EngineHandle:
-        assert may_start.wait(SECONDS)
-        return start(model)
-
-    server._start = late  # type: ignore[method-assign]
+    server, may_start = slow_to_load(tmp_path, "normal")
     with server, ThreadPoolExecutor() as clients:
         health = clients.submit(server.get, "/health")
         for _ in range(5):

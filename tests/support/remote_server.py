@@ -15,6 +15,7 @@ import struct
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -28,7 +29,10 @@ from llmrun.errors import (
     UnavailableError,
     UsageError,
 )
+from llmrun.remote.client import PATIENT
 
+PATIENCE = replace(PATIENT, connect_seconds=30.0, stall_seconds=30.0, retries=2, backoff_seconds=0.0)
+IMPATIENCE = replace(PATIENCE, stall_seconds=0.2)
 KEY = "sk-nobody-may-read-this"
 MODEL = "stand-in"
 SECONDS = 60.0

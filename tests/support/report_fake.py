@@ -31,7 +31,10 @@ class FakeMeasures:
 
     name, notes = "tiny", ()
 
-    def __init__(self, on_call: Callable[[str, str], None] = lambda what, kind: None) -> None:
+    def __init__(
+        self, on_call: Callable[[str, str], None] = lambda what, kind: None, source: Path = Path("tiny.gguf")
+    ) -> None:
+        self.source = source
         self.calls: list[tuple[str, str]] = []
         self._on_call = on_call
         self.method = Method(prompt_tokens=256, answer_tokens=32, threads=2)

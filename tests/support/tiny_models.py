@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from llmrun.gguf.header import Header
+from llmrun.gguf.reader import read_header
 from support.architectures import Case, answers
 
 N_LAYERS, WINDOW = 4, 32
@@ -96,3 +98,9 @@ def tiny_answers(folder: Path, names: Mapping[str, Any] | tuple[str, ...]) -> di
     """What llama.cpp makes of tiny models of these architectures, see answers(); their files are folder/NAME.gguf."""
     usual = {"block_count": N_LAYERS, "attention.sliding_window": WINDOW}
     return answers(folder, {name: Case(name, {**usual, **ARCHITECTURES[name]}) for name in names})
+
+
+def tiny_headers(folder: Path, names: Mapping[str, Any] | tuple[str, ...]) -> dict[str, tuple[Header, dict[str, Any]]]:
+    """Architecture -> the header of its tiny model, and what llama.cpp makes of it."""
+    found = tiny_answers(folder, names)
+    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in found.items()}

@@ -6,10 +6,9 @@ import os
 from typing import Any
 
 import pytest
-from support.tiny_models import ARCHITECTURES, tiny_answers
+from support.tiny_models import ARCHITECTURES, tiny_headers
 
 from llmrun.gguf.header import Header
-from llmrun.gguf.reader import read_header
 from llmrun.gguf.rules import check
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="it forks")]
@@ -17,10 +16,7 @@ pytestmark = [pytest.mark.upstream, pytest.mark.slow, pytest.mark.skipif(os.name
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header, dict[str, Any]]]:
-    """Architecture -> the header of its model, and what llama.cpp says of it."""
-    folder = tmp_path_factory.mktemp("models")
-    found = tiny_answers(folder, ARCHITECTURES)
-    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in found.items()}
+    return tiny_headers(tmp_path_factory.mktemp("models"), ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.architectures import LENGTHS, build, state_bytes
-from support.tiny_models import tiny_answers
+from support.tiny_models import tiny_headers
 
 from llmrun.engine.llama.parameters import KV_TYPES
 from llmrun.gguf.header import Header
@@ -31,10 +31,7 @@ MODELS = (
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Header, dict[str, Any]]]:
-    """Architecture -> the header of its model, and what llama.cpp says of it."""
-    folder = tmp_path_factory.mktemp("models")
-    found = tiny_answers(folder, MODELS)
-    return {name: (read_header(folder / f"{name}.gguf"), answer) for name, answer in found.items()}
+    return tiny_headers(tmp_path_factory.mktemp("models"), MODELS)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,13 +10,13 @@ Their functions run in a process like those of a file: `ready.py KIND VALUE SEAR
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from llmrun.errors import UsageError
+from llmrun.protocol.repeating import repeating
 from llmrun.system import user_path
 
 if TYPE_CHECKING:
@@ -116,26 +116,18 @@ def _functions(found: ReadySet) -> Mapping[str, Callable[..., Any]]:
     return {"read_url": web.read_url, "search_web": web.search_web}
 
 
-@contextmanager
-def _telling_progress(chat: ToolPrompt, call: Mapping[str, Any]) -> Iterator[None]:
+def _telling_progress(chat: ToolPrompt, call: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Tell the chat while a call computes: that has a limit of its own, and time that passes must not end it."""
-    ended = threading.Event()
+    before = _processor_seconds()
 
-    def watch() -> None:
-        before = _processor_seconds()
-        while not ended.wait(_LOOK_SECONDS):
-            now = _processor_seconds()
-            if now > before:
-                chat.tell(call, progress=now)
-            before = now
+    def tell() -> None:
+        nonlocal before
+        now = _processor_seconds()
+        if now > before:
+            chat.tell(call, progress=now)
+        before = now
 
-    watching = threading.Thread(target=watch, daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        watching.join()
+    return repeating(_LOOK_SECONDS, tell)
 
 
 def _processor_seconds() -> float:

@@ -74,7 +74,7 @@ class Toolbox:
 
     @property
     def notes(self) -> list[str]:
-        """What the user has to know of the sources."""
+        """Notes for the user on the sources."""
         return [note for source in self._sources for note in source.notes]
 
     def changed_tools(self) -> tuple[Tool, ...] | None:

@@ -11,7 +11,6 @@ import mmap
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,6 +27,7 @@ from llmrun.gguf.imatrix import ImatrixFile, read_imatrix
 from llmrun.gguf.reader import read_header
 from llmrun.protocol.jobs import Empty
 from llmrun.protocol.jobs.quantize import Quantize, Quantized, QuantizeUpdate, TryFile
+from llmrun.protocol.repeating import repeating
 
 if TYPE_CHECKING:
     from llmrun.engine.jobs.file_weights import FileWeights
@@ -112,28 +112,17 @@ class _Log:
 @contextmanager
 def _reporting(target: str, log: _Log, report: Callable[[QuantizeUpdate], None]) -> Iterator[None]:
     """Report progress inside the block, and sync the file meanwhile, so that the final sync is short."""
-    is_done = threading.Event()
 
     def report_progress() -> None:
-        while not is_done.wait(_UPDATE_SECONDS):
-            with suppress(OSError):
-                report(QuantizeUpdate(log.done, Path(target).stat().st_size))
+        with suppress(OSError):
+            report(QuantizeUpdate(log.done, Path(target).stat().st_size))
 
     def sync() -> None:
-        with suppress(OSError):  # the front's final sync raises every error
-            descriptor = os.open(target, os.O_RDONLY)
-            while not is_done.wait(_SYNC_SECONDS):
-                os.fsync(descriptor)
-            os.close(descriptor)
+        with suppress(OSError), Path(target).open("rb") as file:  # the front's final sync raises every error
+            os.fsync(file.fileno())
 
-    threads = [threading.Thread(target=work, daemon=True) for work in (report_progress, sync)]
-    for thread in threads:
-        thread.start()
-    try:
+    with repeating(_UPDATE_SECONDS, report_progress), repeating(_SYNC_SECONDS, sync):
         yield
-    finally:
-        is_done.set()
-        threads[0].join()
 
 
 def _quantize(command: Quantize, log: _Log) -> None:

@@ -109,22 +109,8 @@ class LlamaContext:
         self._adapters = by_default(load.adapters)
         for adapter in load.adapters:
             model.adapter(adapter)
-        self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
-        self.on_device = not on_processor and _is_on_device(load)
-        self.n_cells = min(load.n_cells or load.n_ctx * load.n_seq_max, load.n_ctx * load.n_seq_max)
-        is_plain = not model.sliding_window and not model.is_recurrent  # state() converts no others
-        self._set_layout(has_streams=is_plain and self.n_cells == load.n_ctx * load.n_seq_max)
-        # A batch longer than the cache would make llama.cpp abort.
-        self.n_batch = min(load.n_batch, self.n_cells if self.can_copy else load.n_ctx)
-        # A recurrent state takes its memory even if unused, and can't be shared in part.
-        self.n_parked = load.n_parked if self._is_pool and not model.is_recurrent else 0
-        self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
-        # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
-        n_rollback = 0 if watch or model.sliding_window else load.n_rollback
-        n_ubatch = min(load.n_ubatch, load.n_batch)
-        self._rollback = Rollback(n_rollback, n_ubatch) if model.is_recurrent else None
-        verified = _MAX_VERIFIED if self.cuts or n_rollback else 0
-        self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
+        self._n_ubatch = min(load.n_ubatch, load.n_batch)
+        self._set_sizes(n_outputs, is_watched=watch is not None)
         self.heads: PredictionHeads | None = None
         self._failures: list[BaseException] = []  # raised by the evaluation callback
         self._callback = guarded(self._llama, watch, self._failures.append) if watch else None
@@ -134,12 +120,31 @@ class LlamaContext:
         self._positions = Positions()
         self._followers: list[Follower] = [self._positions, *([self._rollback] if self._rollback is not None else [])]
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
-        self._n_ubatch, self._n_operations = n_ubatch, _OPERATIONS * _native.graph_nodes()  # of a micro-batch
+        self._n_operations = _OPERATIONS * _native.graph_nodes()  # of a micro-batch
         self._began_at: int | None = None  # operations before the running decode()
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
             self.forget(0, 0)
+
+    def _set_sizes(self, n_outputs: int, *, is_watched: bool) -> None:
+        """Choose the numbers of cells, sequences and rows, and what can be copied, cut and rolled back."""
+        model, load = self.model, self._load
+        self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
+        self.on_device = not self._on_processor and _is_on_device(load)
+        self.n_cells = min(load.n_cells or load.n_ctx * load.n_seq_max, load.n_ctx * load.n_seq_max)
+        is_plain = not model.sliding_window and not model.is_recurrent  # state() converts no others
+        self._set_layout(has_streams=is_plain and self.n_cells == load.n_ctx * load.n_seq_max)
+        # A batch longer than the cache would make llama.cpp abort.
+        self.n_batch = min(load.n_batch, self.n_cells if self.can_copy else load.n_ctx)
+        # A recurrent state takes its memory even if unused, and can't be shared in part.
+        self.n_parked = load.n_parked if self._is_pool and not model.is_recurrent else 0
+        self.cuts, self.has_checkpoints = not model.is_recurrent, model.is_recurrent or model.sliding_window > 0
+        # Of a recurrent model with a sliding window, llama.cpp does not say which cells of the window it still has.
+        n_rollback = 0 if is_watched or model.sliding_window else load.n_rollback
+        self._rollback = Rollback(n_rollback, self._n_ubatch) if model.is_recurrent else None
+        verified = _MAX_VERIFIED if self.cuts or n_rollback else 0
+        self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
 
     def _create_in_layout(self) -> None:
         """Create the context; without streams if its cache is not the plain one whose format _state() converts."""

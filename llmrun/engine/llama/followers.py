@@ -30,7 +30,7 @@ class SavedHeads(NamedTuple):
 
     @property
     def parts(self) -> tuple[bytearray | memoryview, bytes, bytes]:
-        """What follows the target's state."""
+        """The bytes that follow the target's state."""
         footer = _FOOTER.pack(_MAGIC, len(self.state), len(self.before), self.start, self.n_positions)
         return self.state, self.before, footer
 

@@ -68,7 +68,7 @@ def find_syntax(render: Render, end: str = "") -> CallSyntax | None:
 
 
 class _Turns:
-    """What a template writes of an assistant's last message.
+    """Trial renderings of an assistant's last message.
 
     Attributes:
         opening, closing: the text before and after an answer in text.

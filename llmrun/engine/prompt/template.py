@@ -162,7 +162,7 @@ class ChatTemplate:
 
     @cached_property
     def lead(self) -> str:
-        """What the model writes before the text of an answer, e.g. its receiver; "" if it reasons, or for nothing."""
+        """The text that the model writes before an answer, e.g. its receiver; "" if it reasons, or for none."""
         if self.reasoning is not None:
             return ""
         asked = self._render_trial((_QUESTION,))
@@ -172,13 +172,13 @@ class ChatTemplate:
 
     @cached_property
     def _support(self) -> ToolSupport:
-        """What the template writes of tools. A role that it only copies is none that the model knows."""
+        """The parts of tools that the template writes. A role that it only copies is none that the model knows."""
         found = find_support(self._render_trial, (PROBE_TOOL,), knows_responses="tool_responses" in self.source)
         return found._replace(results=found.results and (found.calls or found.tools))
 
     @cached_property
     def _support_of_history(self) -> ToolSupport:
-        """What the template writes of earlier calls where no tools are given any more."""
+        """The parts of earlier calls that the template writes where no tools are given any more."""
         found = find_support(self._render_trial, (), knows_responses="tool_responses" in self.source)
         return found._replace(results=found.results and (found.calls or self._support.tools))
 
@@ -278,7 +278,7 @@ class ChatTemplate:
         thinking: bool | None = None,
         begins: bool = True,
     ) -> str:
-        """See Render."""
+        """Render a short conversation; see tools.Render."""
         return self._trial(_thinking_variables(thinking) | self._variables(messages, tools, str, form), begins=begins)
 
     def _trial(self, variables: dict[str, Any], *, begins: bool = True) -> str:

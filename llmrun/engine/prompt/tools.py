@@ -91,7 +91,7 @@ class Render(Protocol):
 
 
 class ToolSupport(NamedTuple):
-    """What a template writes of tools, in the best form for it."""
+    """The parts of tools that a template writes, in the best form for it."""
 
     form: ToolForm = _PLAIN_FORM
     tools: bool = False  # descriptions
@@ -100,7 +100,7 @@ class ToolSupport(NamedTuple):
 
 
 def find_support(render: Render, tools: Sequence[Tool], *, knows_responses: bool) -> ToolSupport:
-    """Return what a template writes of tools.
+    """Find out which parts of tools a template writes.
 
     Args:
         tools: of the trial: that of PROBE, or none.

@@ -168,7 +168,6 @@ def measure_load(
     Raises:
         UsageError: an option does not apply, or is out of bounds.
     """
-
     server = remote_server(typed.at, typed.key_file)
     if len(models) > 1 or (not models and server is None) or set(models) & set(BENCH_ACTIONS):
         raise UsageError("--clients measures one model", hint="llmrun bench smollm2 --clients 1,2,4,8")
@@ -236,7 +235,6 @@ def _measure_remote(
         UsageError: an option is about an engine here, or is out of bounds.
         LlmrunError: the request failed.
     """
-
     from llmrun.remote.client import RemoteClient  # slow, and most tests are of this machine
 
     for flag, came in (
@@ -268,7 +266,6 @@ def _end_load(output: Output, request: LoadRequest, outcome: LoadOutcome, after:
 
 def _show_load(output: Output, request: LoadRequest, outcome: LoadOutcome, after: OutputOptions) -> None:
     """Print a table or JSON, and write a page if one is requested; a page on stdout replaces the table."""
-
     file = after.file or after.copy
     if file is not None or after.kind != "html":
         show_outcome(output, request, outcome, after.machine)
@@ -289,7 +286,6 @@ def number_of_threads(flag: str, lists: BenchArguments) -> int | None:
     Raises:
         UsageError: several are given.
     """
-
     threads = numbers(lists.settings.get("threads", ()), "-t", least=1)
     if len(threads) > 1:
         raise UsageError(f"{flag} takes one number of threads", hint=f"-t {threads[0]}")
@@ -307,7 +303,6 @@ def refuse_others(
     Raises:
         UsageError: such an option is given.
     """
-
     require_within("--repetitions", how.repetitions, (1, MOST_REPETITIONS))
     target = after.file or after.copy
     is_page = has_page and (after.kind if target is None else target.suffix.lower().removeprefix(".")) == "html"
@@ -469,7 +464,6 @@ def bench(
     Tests are named and done as in llama-bench: pp512 is the prefill of 512 tokens, tg128 decodes 128 random tokens.
     chat128+64 is a real answer as `llmrun run` gives it: with sampling, text and streaming.
     """
-
     output = Output(json=after.kind in {"json", "jsonl"})
     if models and models[0] == "run":
         models = models[1:]
@@ -508,7 +502,6 @@ def _opened(
 
     Chat tests load them as `llmrun chat` does, unless an option of the loading is given.
     """
-
     settings = load_settings()
     located = [locate(name, settings) for name in dict.fromkeys(names)]
     with ExitStack() as stack:
@@ -528,7 +521,6 @@ def _opened(
 
 def _spread(output: Output, spec: ModelSpec, path: Path, workers: tuple[str, ...]) -> Load:
     """Return the division of the layers between the workers, and note it."""
-
     model = prepare(spec, path, LoadPreferences(workers=workers))
     for note in model.plan.notes:
         output.note(note)
@@ -540,7 +532,6 @@ def _usual(name: str, spec: ModelSpec, path: Path, lists: BenchArguments) -> Loa
 
     None if it does not fit.
     """
-
     preferences = with_preset(name, LoadPreferences(workers=lists.workers, adapts_threads=False))
     try:
         model = prepare(spec, path, preferences, expected=A_CHAT, adapters=lists.adapters)
@@ -554,7 +545,6 @@ def _cases(
     output: Output, lists: BenchArguments, how: MeasurementOptions, *, with_chat: bool
 ) -> tuple[Hardware, tuple[Case, ...]]:
     """Return the machine and the cases to measure. Raise for cases that no model can run."""
-
     hardware = this_machine(lists.workers)
     cases = grid_of(lists, hardware.usable_cores, with_chat=with_chat).cases()
     for note in check_cases(cases, hardware, how.repetitions):
@@ -571,7 +561,6 @@ def _request(
     name: str,
 ) -> BenchRequest:
     """Return the measurements to run. Raise for cases that these models cannot run."""
-
     for note in check_models(cases, [NamedModel(model.name, model.header) for model in models], hardware):
         output.note(note)
     several = len(set(engines_of([model.loading(case, {}) for model in models for case in cases]))) > 1
@@ -621,7 +610,6 @@ def grid_of(lists: BenchArguments, threads: int, *, with_chat: bool = True) -> B
 
 def _measure(output: Output, request: BenchRequest, hardware: Hardware, after: OutputOptions) -> BenchOutcome:
     """Run the measurements and show their progress. After Ctrl-C, return the partial result with the error."""
-
     if after.versus:
         return measure_versus(output, request, hardware, after.versus, shows_table=after.kind == "table")
     names = [model.name for model in request.models]

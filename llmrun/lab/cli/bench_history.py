@@ -207,7 +207,6 @@ def show_comparison(output: Output, sides: tuple[str, str], kind: str) -> None:
     Raises:
         UsageError: a result does not exist, or they have no test in common.
     """
-
     if kind not in {"table", "json"}:
         raise UsageError(f"a comparison can't be written as {kind}", hint="-o table or -o json")
     with _history(output) as history:
@@ -227,7 +226,6 @@ def show(output: Output, which: Sequence[str], kind: str, file: Path | None) -> 
     Raises:
         UsageError: there is no such result.
     """
-
     if len(which) > 1:
         raise UsageError("history takes one result at most", hint="llmrun bench history 3 -o html > page.html")
     with _history(output) as history:
@@ -267,7 +265,6 @@ def remove_results(output: Output, which: Sequence[str]) -> None:
 
 def deliver(output: Output, result: Result, kind: str, file: Path | None) -> None:
     """Write a result in a format to stdout or a file. Raises as put()."""
-
     text = bench_page(result) if kind == "html" else write(result, kind)
     put(output, text, file)
 
@@ -298,7 +295,6 @@ def save(output: Output, result: Result) -> None:
 @contextmanager
 def _history(output: Output) -> Iterator[History]:
     """Open the history; print its note, if any."""
-
     with History(load_settings()) as history:
         if history.note:
             output.note(history.note)

@@ -73,7 +73,6 @@ def _sample(
     Raises:
         UsageError: an option is invalid, or the text can't be read.
     """
-
     try:
         count = ALL_CHUNKS if chunks == "all" else int(chunks) if chunks else None
     except ValueError:
@@ -109,7 +108,6 @@ def evaluate(
     --cache-type-k, --cache-type-v and --lora apply to the model, not to the reference: compare a model with itself to
     measure their effect. Ctrl-C prints the figures so far.
     """
-
     check_sample(sample.n_ctx, sample.chunks, long=sample.long)
     output, result, adapters = Output(json=json), _EvaluationOutput(), adapters_of(lora)
     paths = [find_model(output, name, yes=yes)[1] for name in [model, *filter(None, [reference])]]

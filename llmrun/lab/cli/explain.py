@@ -62,7 +62,6 @@ def explain(
     to show every step: tokens, layers, logit lens, attention, KV cache, times, sampling. --html shows the steps for
     each token; --json prints them as numbers.
     """
-
     require_within("--answer", answer, (1, MOST_CHOICES))
     output = Output(json=json)
     if html is not None:

@@ -16,7 +16,15 @@ from llmrun.gguf.types import FILE_TYPES
 from llmrun.lab.quantize.evaluate import read_text
 from llmrun.lab.quantize.job import preview
 from llmrun.lab.quantize.job import quantize as run
-from llmrun.lab.quantize.report import make_report, require_text
+from llmrun.lab.quantize.report import (
+    MAX_CHUNKS,
+    MIN_CHUNKS,
+    QUICK_ROUNDS,
+    ROUNDS,
+    LocalMeasurements,
+    make_report,
+    require_text,
+)
 from llmrun.lab.quantize.request import (
     AUTO,
     QuantizeOptions,
@@ -192,7 +200,6 @@ def several(
     Raises:
         UsageError: a type is unknown, the report file is invalid, or the text can't be read.
     """
-
     if not (types or report or report_to):
         if text is not None:
             raise UsageError("--text has no effect here", why="it is for --report")
@@ -252,7 +259,6 @@ def quantize(
 
     The source is not changed; the new file is verified before it gets its name.
     """
-
     output = Output(json=json)
     if out is not None and output_file is not None:
         raise UsageError(f"-o {output_file} and {str(out)!r} are two output files", hint="name one of them")
@@ -277,7 +283,6 @@ def _quantize(
     output: Output, source: str, out: Path | None, options: QuantizeOptions, *, may_replace: bool, dry_run: bool
 ) -> None:
     """Make one file, or predict the result."""
-
     engine = client.prestarted()
     found = find(source)
     target = _Target(output, found, out, may_replace=may_replace)
@@ -307,7 +312,6 @@ def _report(
     may_replace: bool,
 ) -> None:
     """Make and measure several types; keep the files if OUT is a folder."""
-
     if out is not None and out.suffix.lower() == ".gguf":
         raise UsageError(f"{str(out)!r} can't be the file of several types", hint="name a folder as OUT")
     check_file = partial(check_output_file, output, yes=may_replace)
@@ -322,17 +326,16 @@ def _report(
         imatrix = importance_matrix(options, header, path, progress.say, progress, check_file)
         progress.pause()
         with report_progress(output) as on_update:
-            card = make_report(
+            measures = LocalMeasurements(
                 header.path,
-                types,
                 name=found.name,
                 text=several.text,
                 imatrix=imatrix,
                 preferences=replace(several.preferences, threads=options.threads),
-                keep=out,
-                on_update=on_update,
-                is_quick=several.is_quick,
+                chunks=MIN_CHUNKS if several.is_quick else MAX_CHUNKS,
             )
+            rounds = QUICK_ROUNDS if several.is_quick else ROUNDS
+            card = make_report(measures, types, keep=out, on_update=on_update, rounds=rounds)
     if several.file is not None:
         write(card, several.file)
     show(output, card)
@@ -366,7 +369,6 @@ class _Target:
             UsageError: the file is an input, or exists and there is no terminal to ask on.
             CancelledError: the user refused to replace it.
         """
-
         if self._settled is None:
             target = self._out if self._is_named else self._out / f"{self._found.name}-{label}.gguf"
             if not self._found.is_folder:

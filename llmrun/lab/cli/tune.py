@@ -57,7 +57,6 @@ def tune(
     repacking change the rounding, which can change an answer at --temp 0. The cost of drafting tokens is measured too.
     For a type of weights without a fast kernel for prompts here, the command for a faster copy is printed.
     """
-
     search.check_preferences(seconds, depth)
     output, settings, preferences = Output(json=json), load_settings(), LoadPreferences(**devices)
     spec, path = find_model(output, model, yes=yes)
@@ -95,7 +94,6 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
     Measures the kernels of both types once; None on a busy machine, where the figures would be wrong.
     """
-
     if not has_slow_prompts(header, hardware):
         return None
     types = {*header.bytes_per_type, COPY_TYPE}
@@ -107,7 +105,6 @@ def _fast_copy(header: Header, hardware: Hardware, folder: Path) -> FastCopy | N
 
 def _plan(header: Header, hardware: Hardware, preferences: LoadPreferences, folder: Path, name: str) -> Plan:
     """Return the plan with memory for the largest micro-batch to try, or for the usual one."""
-
     measured = Measurements(measured_attention(header, hardware, folder))
     with suppress(OutOfMemoryError):
         wide = replace(preferences, n_ubatch=most_ubatch(header, hardware))

@@ -56,7 +56,6 @@ def detect(
 
     Only the model's vocabulary is loaded.
     """
-
     output = Output(json=json)
     if file != "-" and not Path(file).is_file():
         raise UsageError(f"there is no file {file!r}", hint="llmrun watermark detect - reads stdin")

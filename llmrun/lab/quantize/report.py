@@ -167,7 +167,7 @@ def _remove_leftovers(parent: Path) -> None:
 
 _PROMPT, _ANSWER = 256, 32
 MAX_CHUNKS, MIN_CHUNKS = 16, 4
-"""Chunks of text that quality is measured on."""
+"""Chunks of text that quality is measured on; the fewest are those of a quick report."""
 _CHUNK = 512  # tokens
 _JUDGE_SECONDS = 240.0  # approximate limit per type; slow models read less text
 _MAX_TOKEN_LENGTH = 32  # characters, on average
@@ -194,9 +194,16 @@ def require_text(model: Path, text: EvaluatedText) -> None:
 
 
 class LocalMeasurements:
-    """Measurements of a model's types on this machine; see make_report() for the arguments.
+    """Measurements of a model's types on this machine.
 
     Each adds its figures to a type's row. Each raises LlmrunError after a failure, and can be interrupted.
+
+    Args:
+        source: the (first) GGUF file.
+        name: the model's name; "" for the stem of the file's name.
+        text: text to measure quality on; None for the default of `llmrun evaluate`.
+        preferences: load settings; n_ctx is ignored.
+        chunks: maximum number of the text's chunks.
 
     Attributes:
         method: facts about the measurements so far.
@@ -215,7 +222,7 @@ class LocalMeasurements:
         preferences: LoadPreferences = LoadPreferences(),
         chunks: int = MAX_CHUNKS,
     ) -> None:
-        self._source = source
+        self.source = source
         self._text = text or default_text()
         self._imatrix = imatrix
         self._preferences = preferences
@@ -242,7 +249,7 @@ class LocalMeasurements:
     def expected_bytes(self, type_name: str) -> int:
         """Return the expected file size of a type; raise UsageError if the type is invalid."""
         if type_name not in self._previews:
-            self._previews[type_name] = preview(self._request(type_name, self._source.with_name("none.gguf")))
+            self._previews[type_name] = preview(self._request(type_name, self.source.with_name("none.gguf")))
         return self._previews[type_name].n_bytes
 
     def make(self, row: CardRow, target: Path, on_share: OnShare) -> CardRow:
@@ -264,7 +271,7 @@ class LocalMeasurements:
             on_share(0.6)
             decode = engine.do(BENCH, Bench(load, BenchTest(n_gen=_ANSWER), repetitions=1))
         self._build_commit = decode.model.build_commit
-        if model == self._source:
+        if model == self.source:
             self._chunks = chunks_for(_rate(prefill, _PROMPT), self._chunks)
         peaks = (row.peak_memory, prefill.peak_bytes, decode.peak_bytes)
         return replace(
@@ -283,7 +290,7 @@ class LocalMeasurements:
         text = self._text
         result = evaluate(
             model,
-            reference=self._source,
+            reference=self.source,
             text=text,
             chunks=self._chunks,
             preferences=self._preferences,
@@ -296,9 +303,7 @@ class LocalMeasurements:
         return replace(row, quality=quality), of_source
 
     def _request(self, type_name: str, target: Path) -> QuantizeRequest:
-        return QuantizeRequest(
-            self._source, target, type_name, imatrix=self._imatrix, threads=self._preferences.threads
-        )
+        return QuantizeRequest(self.source, target, type_name, imatrix=self._imatrix, threads=self._preferences.threads)
 
 
 def chunks_for(prefill: float, limit: int) -> int:
@@ -367,48 +372,27 @@ OnUpdate = Callable[[ReportUpdate], None]
 
 
 def make_report(
-    source: Path,
+    measures: LocalMeasurements,
     types: Sequence[str],
     *,
-    name: str = "",
-    text: EvaluatedText | None = None,
-    imatrix: Path | None = None,
-    preferences: LoadPreferences = LoadPreferences(),
     keep: Path | None = None,
     on_update: OnUpdate = lambda update: None,
-    measures: LocalMeasurements | None = None,
     rounds: int = ROUNDS,
-    is_quick: bool = False,
 ) -> Card:
     """Quantize a model to several types, and measure all of them and the source.
 
     Ctrl-C ends the job early: the card has the figures so far. A type that can't be made gets a row with the reason.
 
     Args:
-        source: the (first) GGUF file.
         types: names of llmrun.gguf.types.FILE_TYPES; repeated ones count once.
-        name: the model's name; "" for the stem of the file's name.
-        text: text to measure quality on; None for the default of `llmrun evaluate`.
-        preferences: load settings; n_ctx is ignored.
         keep: folder for the files; None to remove them.
-        measures: the measurements; None for LocalMeasurements.
         rounds: number of speed measurements of each type.
-        is_quick: read as little text as verdicts need, and measure speeds QUICK_ROUNDS times.
 
     Raises:
         UsageError: no type can be made, or a file exists already.
         DiskFullError: there is no room for the files.
         LlmrunError: the source, or every type, can't be measured.
     """
-    if measures is None:
-        measures = LocalMeasurements(
-            source,
-            name=name,
-            text=text,
-            imatrix=imatrix,
-            preferences=preferences,
-            chunks=MIN_CHUNKS if is_quick else MAX_CHUNKS,
-        )
     type_names = list(dict.fromkeys(types))
     if not type_names:
         raise UsageError("a report needs at least one type", hint="--types Q8_0,Q4_K_M,Q4_0")
@@ -417,10 +401,10 @@ def make_report(
     if keep is not None:
         _refuse_existing([keep / name for name in names.values()])
     with working_folder(keep, needed) as folder:
-        work = _Work(source, measures, {type_name: folder / name for type_name, name in names.items()}, on_update)
+        work = _Work(measures, {type_name: folder / name for type_name, name in names.items()}, on_update)
         for type_name, reason in failures.items():
             work.fail(type_name, reason)
-        return work.run(QUICK_ROUNDS if is_quick else rounds, keeps=keep is not None)
+        return work.run(rounds, keeps=keep is not None)
 
 
 def _expected(measures: LocalMeasurements, type_names: Sequence[str]) -> tuple[dict[str, str], int]:
@@ -451,11 +435,9 @@ def _refuse_existing(targets: Sequence[Path]) -> None:
 class _Work:
     """Steps of the job, and their results so far."""
 
-    def __init__(
-        self, source: Path, measures: LocalMeasurements, targets: dict[str, Path], on_update: OnUpdate
-    ) -> None:
+    def __init__(self, measures: LocalMeasurements, targets: dict[str, Path], on_update: OnUpdate) -> None:
         self._measures = measures
-        self._paths = {_SOURCE: source} | targets
+        self._paths = {_SOURCE: measures.source} | targets
         self._on_update = on_update
         self._rows = {_SOURCE: measures.source_row()} | {type_name: CardRow(type_name) for type_name in targets}
         self._timetable = Timetable([])

@@ -16,13 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from llmrun.config import load_settings
-from llmrun.errors import LlmrunError, UsageError
+from llmrun.errors import UsageError
 from llmrun.models import hub
 from llmrun.models.registry import load_catalogue
-from llmrun.models.store.store import all_models
-from llmrun.planning.catalogue import Estimates, propose, rank
-from llmrun.planning.hardware import probe, this_machine
-from llmrun.planning.speed import remembered
+from llmrun.planning.catalogue import local_estimates, propose, rank
 from llmrun.server.answer import NDJSON
 from llmrun.server.manage_routes import PullJob, as_ndjson
 from llmrun.server.page.requests import own, read_fields
@@ -130,24 +127,10 @@ class CatalogueRoutes:
 
 
 def _entries() -> list[dict[str, Any]]:
-    settings, entries = load_settings(), load_catalogue().entries.values()
-    try:
-        hardware = this_machine()
-    except LlmrunError:
-        hardware = probe()
-    estimates = Estimates(all_models(settings), hardware, remembered(hardware, settings.state_dir))
+    entries, estimates = load_catalogue().entries.values(), local_estimates(load_settings())
     purposes = {proposal.entry.alias: proposal.purpose for proposal in propose(entries, estimates)}
     rows = [
-        {
-            "name": entry.alias,
-            "title": entry.title,
-            "kind": entry.kind,
-            "licence": entry.license,
-            "installed": estimates.file_of(entry) is not None,
-            "purpose": purposes.get(entry.alias, ""),
-            **estimates.size_of(entry)._asdict(),
-            **asdict(estimates.of(entry)),
-        }
+        {"name": entry.alias, "title": entry.title, "purpose": purposes.get(entry.alias, ""), **estimates.facts(entry)}
         for entry in entries
     ]
     return sorted(rows, key=rank)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from docx import Document
-from fpdf import FPDF
 from pypdf import PdfReader, PdfWriter
+from support.pdfs import pdf
 
 from llmrun.chat import documents
 from llmrun.chat.attachments import attach
@@ -28,19 +28,6 @@ def own_process() -> Iterator[None]:
     process.end_kept()
     yield
     process.end_kept()
-
-
-def pdf(*pages: str) -> bytes:
-    """Return a PDF; a page without a text has a line drawn on it."""
-    made = FPDF()
-    made.set_font("helvetica", size=12)
-    for text in pages:
-        made.add_page()
-        if text:
-            made.multi_cell(0, 6, text)
-        else:
-            made.line(1, 1, 100, 100)
-    return bytes(made.output())
 
 
 def text_of(data: bytes, kind: Kind = "pdf") -> str:

@@ -195,6 +195,5 @@ def test_what_pays_is_drafted_all_the_same() -> None:
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_a_table_by_kind_of_machine_is_as_good_as_one_measured_on_it(machine: Machine, *, heads: bool) -> None:
     """By the geometric mean of all texts; heads of a processor whose steps cost less than the table's gain less."""
-
     known, found = (geometric_mean(speeds(machine.name, heads, knows)) for knows in (True, False))
     assert found >= (0.89 if heads else 0.96) * known

@@ -20,6 +20,7 @@ from llmrun.gguf.header import Header
 from llmrun.lab.cli.quantize import quantize, report
 from llmrun.lab.quantize import request
 from llmrun.lab.quantize.evaluate import EvaluatedText
+from llmrun.lab.quantize.report import LocalMeasurements
 from llmrun.lab.quantize.request import SizeGoal, find, goal_bytes, read_size
 from llmrun.planning.hardware import Hardware
 from llmrun.protocol.devices import Gpu
@@ -182,8 +183,8 @@ def test_a_report_reads_the_text_that_was_named(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def make_report(source: Path, types: list[str], **options: Any) -> None:
-        asked.update(options, types=types)
+    def make_report(measures: LocalMeasurements, types: list[str], **options: Any) -> None:
+        asked.update(options, types=types, text=measures._text, chunks=measures._chunks)
         raise CancelledError("that is all")
 
     monkeypatch.setattr("llmrun.lab.cli.quantize.make_report", make_report)
@@ -198,11 +199,11 @@ def test_a_report_reads_the_text_that_was_named(
     done = CliRunner().invoke(by_name, ["tiny-F16.gguf", "folder", "--types", "q6_k,q4_0", "--text", "text.txt"])
     assert isinstance(done.exception, CancelledError)
     assert (asked["types"], asked["text"], asked["keep"]) == (["Q6_K", "Q4_0"], words, Path("folder"))
-    assert asked["is_quick"] is False
+    assert (asked["chunks"], asked["rounds"]) == (16, 5)
     CliRunner().invoke(by_name, ["tiny-F16.gguf", "--quick", "--text", "text.txt"])
-    assert (asked["types"], asked["is_quick"]) == (["Q8_0", "Q4_K_M", "Q4_0"], True)
+    assert (asked["types"], asked["chunks"], asked["rounds"]) == (["Q8_0", "Q4_K_M", "Q4_0"], 4, 2)
     CliRunner().invoke(by_name, ["tiny-F16.gguf", "--quick", "--types", "q6_k", "--text", "text.txt"])
-    assert (asked["types"], asked["is_quick"]) == (["Q6_K"], True)
+    assert (asked["types"], asked["chunks"]) == (["Q6_K"], 4)
 
 
 def test_a_report_refuses_a_short_text_before_any_work(

@@ -55,7 +55,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(source: Path, measures: FakeMeasures, **options: object) -> Card:
-    return make_report(source, KINDS, measures=measures, **({"rounds": 3} | options))  # type: ignore[arg-type]
+    measures.source = source
+    return make_report(measures, KINDS, **({"rounds": 3} | options))  # type: ignore[arg-type]
 
 
 # ---- making ----------------------------------------------------------------------------------------
@@ -123,9 +124,9 @@ def test_a_type_that_fails_has_its_reason_and_the_others_go_on(source: Path) -> 
         if (what, kind) == ("make", "Q4_K_M"):
             raise LlmrunError("llama.cpp does not like it")
 
-    measures = FakeMeasures(on_call)
+    measures = FakeMeasures(on_call, source)
     updates: list[ReportUpdate] = []
-    found = make_report(source, [*KINDS, "IQ1_M"], measures=measures, rounds=2, on_update=updates.append)
+    found = make_report(measures, [*KINDS, "IQ1_M"], rounds=2, on_update=updates.append)
     failures = {row.type: row.failure for row in found.rows if row.failure}
     assert failures == {"Q4_K_M": "llama.cpp does not like it", "IQ1_M": "IQ1_M needs an importance matrix"}
     assert ("judge", "Q4_K_M") not in measures.calls
@@ -163,9 +164,9 @@ def test_a_source_that_fails_ends_it(source: Path) -> None:
 
 def test_nothing_to_do_is_refused(source: Path) -> None:
     with pytest.raises(UsageError, match="at least one type"):
-        make_report(source, [], measures=FakeMeasures())
+        make_report(FakeMeasures(), [])
     with pytest.raises(UsageError, match="importance matrix"):
-        make_report(source, ["IQ1_M", "IQ1_S"], measures=FakeMeasures())
+        make_report(FakeMeasures(), ["IQ1_M", "IQ1_S"])
 
 
 def test_progress_only_grows_and_says_what_is_done(source: Path) -> None:
@@ -385,20 +386,6 @@ def test_quality_is_measured_beside_the_source(
     assert judged.quality.same_top_error == pytest.approx(0.01)
     assert of_source.perplexity == 20.0
     assert (measures.method.text, measures.method.n_tokens) == ("text.txt", 1536)
-
-
-def test_a_quick_report_reads_little_and_measures_twice(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made_with: list[tuple[int, FakeMeasures]] = []
-
-    def measures(path: Path, *, chunks: int, **options: Any) -> FakeMeasures:
-        made_with.append((chunks, FakeMeasures()))
-        return made_with[-1][1]
-
-    monkeypatch.setattr(report, "LocalMeasurements", measures)
-    for is_quick in (False, True):
-        make_report(source, ["Q8_0"], is_quick=is_quick)
-    found = [(chunks, each.calls.count(("time", "Q8_0"))) for chunks, each in made_with]
-    assert found == [(report.MAX_CHUNKS, report.ROUNDS), (report.MIN_CHUNKS, report.QUICK_ROUNDS)]
 
 
 def test_nothing_evaluated_is_an_error(source_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

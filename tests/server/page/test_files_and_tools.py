@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fpdf import FPDF
 from support.installed import eventually
 from support.page_client import answer, ask, read, store, texts
+from support.pdfs import pdf
 from support.served import LiveServer, parse
 from support.tiny_projector import png
 
@@ -41,11 +41,7 @@ def test_a_pdf_becomes_text(serve: Serve) -> None:
         body = {"name": "../a.pdf", "data": base64.b64encode(data).decode()}
         return server.post("/ui/documents", body)
 
-    made = FPDF()
-    made.add_page()
-    made.set_font("helvetica", size=12)
-    made.cell(text="A harvest.")
-    assert post(bytes(made.output())).json == {"text": "[page 1]\nA harvest.", "note": ""}
+    assert post(pdf("A harvest.")).json == {"text": "[page 1]\nA harvest.", "note": ""}
     refused = post(b"%PDF-1.7 and nothing else")
     assert refused.status == 400
     assert "'a.pdf' can't be attached: it is damaged" in refused.json["error"]["message"]

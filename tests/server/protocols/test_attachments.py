@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fpdf import FPDF
+from support.pdfs import pdf
 
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Message
@@ -181,18 +181,9 @@ def test_a_result_of_a_tool_may_have_images() -> None:
     assert (made.role, made.content, [image.at for image in made.media]) == ("tool", "a.png", [len("a.png")])
 
 
-def pdf(text: str) -> str:
-    """Return a PDF in base64."""
-    made = FPDF()
-    made.add_page()
-    made.set_font("helvetica", size=12)
-    made.cell(text=text)
-    return base64.b64encode(bytes(made.output())).decode()
-
-
 TEXT, LATIN, PDF, SCAN = (
     *(base64.b64encode("Größe".encode(encoding)).decode() for encoding in ("utf-8", "cp1252")),
-    pdf("A harvest."),
+    base64.b64encode(pdf("A harvest.")).decode(),
     base64.b64encode(b"%PDF-1.7 \xff").decode(),
 )
 READ = "a.pdf\n\n[page 1]\nA harvest."
@@ -265,7 +256,8 @@ def test_files_of_openai(file: dict[str, Any], text: str) -> None:
 
 
 def test_a_document_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = {"type": "base64", "media_type": "application/pdf", "data": pdf("Sent again with every question.")}
+    data = base64.b64encode(pdf("Sent again with every question.")).decode()
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
     first = claude(source)
     monkeypatch.setattr(attachments, "text_of", None)
     assert claude(source) == first

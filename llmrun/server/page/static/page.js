@@ -566,7 +566,7 @@ function showContextBar(stats) {
 
 const isLoaded = (name) => state.models.some((each) => each.name === name && each.n_ctx);
 
-/** Show the models of this disk; `name` is the one to use, if it is there. */
+/** Show the models of this disk; `name` is the one to use and load, if it is there. */
 async function showModels(name = "") {
   const wanted = name || byId("model").value || recall("model");
   const { models, downloads: running } = await get("/ui/models");
@@ -580,7 +580,8 @@ async function showModels(name = "") {
   const chosen = byId("model").value;
   const isNew = state.applied !== chosen;
   state.applied = chosen;
-  if (isLoaded(chosen) && state.model !== chosen) await load();
+  if (name) remember("model", chosen);
+  if (name || (isLoaded(chosen) && state.model !== chosen)) await load();
   else if (chosen && isNew) settings.showModel(await post("/ui/applies", { model: chosen }));
 }
 
@@ -588,9 +589,7 @@ async function showModels(name = "") {
 const useModel = (name) =>
   guarded(async () => {
     await showModels(name);
-    remember("model", byId("model").value);
-    await load();
-    await showModels();
+    await showModels(); // others may have been unloaded
     if (!state.chat.entries.length) draw();
   });
 
