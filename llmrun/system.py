@@ -12,6 +12,7 @@ import select
 import selectors
 import sys
 import threading
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -19,6 +20,9 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     import socket
 
+SIGNAL_SECONDS = 0.1
+"""The longest wait of the main thread in one system call: a signal that comes just before the call does not interrupt
+it, and Python handles the signal only after it."""
 _READ_BYTES = 1 << 16
 
 
@@ -105,8 +109,9 @@ class PipeReader:
         """
         if self._pipe.closed:  # the descriptor may be another file's by now
             raise ValueError("the pipe is closed")
-        if seconds > 0 and not self._selector.select(seconds):
-            return None
+        ends = time.monotonic() + seconds
+        while seconds > 0 and not self._selector.select(min(seconds, SIGNAL_SECONDS)):
+            seconds = ends - time.monotonic()
         try:
             return self._socket.recv(_READ_BYTES) if self._socket else os.read(self._pipe.fileno(), _READ_BYTES)
         except BlockingIOError:

@@ -68,6 +68,12 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"beside {n_busy} busy processes" if n_busy else ""
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: in the end one worker would be left alone with such a file."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True)
 def arguments_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages name arguments as the command line does, whatever an earlier test took from the package."""

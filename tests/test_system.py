@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -103,6 +105,22 @@ def test_waiting_for_a_silent_pipe_ends(is_copied: bool) -> None:
         assert time.monotonic() - began >= 0.05
         other.write(b"x")
         assert reader.read(60) == b"x"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no such signals")
+def test_a_signal_that_interrupts_no_system_call_is_handled_while_a_pipe_is_silent() -> None:
+    """One that another thread receives; the system may deliver one just before the call, too."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as pipe, os.fdopen(writing, "wb", buffering=0) as other:
+        reader = PipeReader(pipe)
+        before = signal.signal(signal.SIGUSR1, lambda *_: other.write(b"x"))
+        sender = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1))
+        sender.start()
+        try:
+            assert reader.read(60) == b"x"
+        finally:
+            sender.join()
+            signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="its pipes can't be asked")

@@ -24,7 +24,7 @@ WIDTH, N_CTX = 128, 768
 UNTOUCHED = ("keep_alive",)  # unloads the model, as it should
 STORIES = ("Tell a long story.", "Name the planets, one a line.")
 _MOST_SHOWN = 12
-_REQUESTS_A_STORY = 40
+_REQUESTS_A_STORY = 100
 
 
 @contextmanager

@@ -45,11 +45,12 @@ def is_same_user(client: SocketAddress, server: SocketAddress) -> bool:
         return False
     if sys.platform != "linux" or not _TABLES[0].exists():
         return True
-    wanted = ((_LOCAL, client), (_REMOTE, server))
-    users = set()
+    wanted, port = ((_LOCAL, client), (_REMOTE, server)), f":{client[1]:04X} "
+    users: set[int] = set()
     for table in _TABLES:
-        for line in table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else ():
-            columns = line.split()
+        # The system writes the tables of all sockets in milliseconds; a socket stands in one of them.
+        text = table.read_text(encoding="ascii") if not users and table.exists() else ""
+        for columns in (line.split() for line in text.splitlines()[1:] if port in line):
             if columns[_STATE] != _TIME_WAIT and all(_is_end(columns[column], end) for column, end in wanted):
                 users.add(int(columns[_USER]))
     return users == {os.getuid()}

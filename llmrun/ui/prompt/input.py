@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.protocol.codec import without_surrogates
 from llmrun.ui.prompt.completion import Completion
 from llmrun.ui.prompt.drafts import is_command, is_open_block, read_typed
-from llmrun.ui.terminal.keyboard import keyboard, restore_terminal_mode, terminal_mode
+from llmrun.ui.terminal.keyboard import keyboard, read_line, restore_terminal_mode, terminal_mode
 from llmrun.ui.terminal.output import Output
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class ChatInput:
         stream.write(prompt)
         stream.flush()
         try:
-            line = self._output.stdin.readline()
+            line = read_line(self._output.stdin)
         except KeyboardInterrupt:
             stream.write("\n")
             raise

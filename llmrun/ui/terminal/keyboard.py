@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TextIO
+
+from llmrun.system import SIGNAL_SECONDS
 
 _INPUT_MODES, _LOCAL_MODES = 0, 3  # indices into the result of tcgetattr()
 
@@ -76,6 +79,18 @@ def keyboard(stdin: TextIO, *, echoes: bool) -> Iterator[None]:
         restore_terminal_mode(stdin, mode)
 
 
+def _wait_for_input(stdin: TextIO) -> None:
+    while not select.select([stdin], [], [], SIGNAL_SECONDS)[0]:
+        pass
+
+
+def read_line(stdin: TextIO) -> str:
+    """Return the next line, "" at the end of input. Ctrl-C ends the wait, even as the question appears."""
+    if terminal_mode(stdin) is not None:
+        _wait_for_input(stdin)
+    return stdin.readline()
+
+
 def read_key(stdin: TextIO) -> str:
     """Return the next key, without Enter after it; "" at the end of input. Without a terminal it is the next line's."""
     mode = terminal_mode(stdin)
@@ -92,6 +107,7 @@ def read_key(stdin: TextIO) -> str:
     restore_terminal_mode(stdin, new_mode)
     try:
         with Suspendable(lambda: restore_terminal_mode(stdin, mode), lambda: restore_terminal_mode(stdin, new_mode)):
+            _wait_for_input(stdin)
             return os.read(stdin.fileno(), 1).decode("utf-8", "replace")
     finally:
         restore_terminal_mode(stdin, mode)

@@ -179,14 +179,14 @@ class Output:
 
     def _ask(self, question: str) -> str:
         """Return the line typed after a question; "" at Ctrl-D. The cursor ends at the start of a row."""
-        from llmrun.ui.terminal.keyboard import keyboard
+        from llmrun.ui.terminal.keyboard import keyboard, read_line
 
         answer = ""
         with keyboard(self.stdin, echoes=True):
             try:
                 self.stderr.write(self._wrapped(clean(question)) + " ")
                 self.stderr.flush()
-                answer = self.stdin.readline()
+                answer = read_line(self.stdin)
             finally:  # Ctrl-C and Ctrl-D leave the cursor where it is
                 if not answer.endswith("\n"):
                     self.stderr.write("\n")

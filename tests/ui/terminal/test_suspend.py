@@ -75,6 +75,27 @@ with keyboard(output.stdin, echoes=False):
     output.note(f"confirmed: {output.confirm('Remove it?')}.")
 """
 
+CTRL_C = """
+import signal, threading, time
+from llmrun.ui.prompt.input import ChatInput
+from llmrun.ui.terminal.output import Output
+
+
+def interrupt():
+    time.sleep(0.3)  # the main thread waits in a system call
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # this thread: no system call is interrupted
+
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+output = Output()
+for ask in (lambda: output.confirm("Remove it?"), lambda: output.press("Which one?", "ab"), ChatInput(output).read):
+    threading.Thread(target=interrupt).start()
+    try:
+        print("read", ask(), flush=True)
+    except KeyboardInterrupt:
+        print("stopped", flush=True)
+"""
+
 RUN = """
 import time
 from llmrun.cli.answering import cancelling
@@ -176,6 +197,15 @@ def test_a_question_beside_an_answer_shows_what_is_typed(start: Callable[..., Te
     assert f"{first} {rest}" == asked + " [r/n] what", "it is broken between words"
     assert others[1].endswith("[r/n] R")
     assert others[2:] == ["chosen: r.", "Remove it? [y/N] y", "confirmed: True."]
+
+
+def test_ctrl_c_ends_a_wait_for_keys_that_it_does_not_interrupt(start: Callable[..., Terminal]) -> None:
+    """The system may deliver it as the question appears, just before the call that waits."""
+    terminal = start("env", "TERM=dumb", sys.executable, "-c", CTRL_C)
+    terminal.wait(lambda: any(line.startswith("Press Ctrl-C once more") for line in terminal.lines))
+    assert terminal.lines.count("stopped") == 2
+    terminal.press("d")
+    terminal.wait(lambda: "read None" in " ".join(terminal.lines))
 
 
 @pytest.mark.parametrize("before", ["", "true |"])
