@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 COMFORTABLE_WINDOW = 65_536
 """Tokens: agents work below it, but summarize their session often."""
+OTHER_MODELS = "llmrun list --all lists other models, and llmrun show MODEL says how long a context each has"
+"""What to type where no installed model has a window that is large enough."""
 _PARALLEL = (8, 4, 2)  # answers at the same time: an agent, its sub-agents and titles
 _STEP = 1024  # tokens
 _SMALL_KV = "q8_0"
@@ -133,7 +135,7 @@ def refusal(name: str, window: ModelWindow, preferences: LoadPreferences, *, way
     )
     ways += [f"llmrun launch {living[0][-1]} {shlex.quote(model)}{at}"] if living else []
     if not ways:
-        ways.append("llmrun list --all shows models with a longer context")
+        ways.append(OTHER_MODELS)
     needs = agent.needs
     return UsageError(
         f"{agent.title} can't work for long in the context window of {model} here, {window.n_ctx:,} tokens",

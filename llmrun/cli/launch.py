@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from llmrun.cli.agent_window import ModelWindow, describe_window, installed_windows, refusal, window_of
+from llmrun.cli.agent_window import (
+    OTHER_MODELS,
+    ModelWindow,
+    describe_window,
+    installed_windows,
+    refusal,
+    window_of,
+)
 from llmrun.cli.agents import AGENTS, Agent, AgentSettings, Endpoint
 from llmrun.cli.background import start_server
 from llmrun.cli.command import Command
@@ -131,7 +138,11 @@ def launch(
     if executable is None and not show:
         raise UsageError(f"{found.title} is not installed", why=f"no {found.executable} in PATH", hint=found.install)
     if show:
-        _print(output, found, _expected(model, preferences, remote), context.obj)
+        target = _expected(model, preferences, remote)
+        _print(output, found, target, context.obj)
+        refused = None if any_window else _refused(agent, target, preferences)
+        if refused is not None:
+            output.note(f"llmrun launch refuses this window: {refused.hint}")
         return
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="llmrun-launch-"))
@@ -186,6 +197,8 @@ def _list(output: Output, preferences: LoadPreferences, remote: Server | None) -
     output.note("WINDOW: context window in tokens that long sessions need.")
     if server:
         output.note(f"FITS: {server.model} has a context window of {n_ctx:,} tokens here.")
+        if not any(agent.can_live_in(n_ctx) for agent in AGENTS.values()):
+            output.note(f"{OTHER_MODELS}.")
     output.note("llmrun launch AGENT [MODEL] starts one.")
 
 
@@ -353,19 +366,28 @@ def _check(output: Output, name: str, target: Target, preferences: LoadPreferenc
     Raises:
         UsageError: the agent can't live in the window.
     """
-    agent, server = AGENTS[name], target.server
+    server = target.server
     catalogue, short = load_catalogue(), server.model.partition(":")[0]
     entry = catalogue.entries.get(short) or catalogue.of_repository(short)
     if entry and not entry.agents:
         output.note(f"warning: {server.model} is weak as a coding agent; llmrun list --all lists others")
-    if agent.can_live_in(server.n_ctx) is False and not any_window:
-        way, at = "", "" if target.port or not target.is_running else f" --at {server.address}"
-        if target.port:
-            way = f"llmrun stop --port {target.port}, then launch again for a server with a larger window,"
-        elif target.is_running:
-            way = f"start that server with a context window of {agent.needs.smallest_window:,} or more,"
-        raise refusal(name, ModelWindow(server.model, server.n_ctx, 0), preferences, way=way, at=at)
-    output.note(describe_window(agent, server.n_ctx))
+    refused = None if any_window else _refused(name, target, preferences)
+    if refused is not None:
+        raise refused
+    output.note(describe_window(AGENTS[name], server.n_ctx))
+
+
+def _refused(name: str, target: Target, preferences: LoadPreferences) -> UsageError | None:
+    """Return the error for an agent that can't live in the window; None if it can, or if that is unknown."""
+    agent, server = AGENTS[name], target.server
+    if agent.can_live_in(server.n_ctx) is not False:
+        return None
+    way, at = "", "" if target.port or not target.is_running else f" --at {server.address}"
+    if target.port:
+        way = f"llmrun stop --port {target.port}, then launch again for a server with a larger window,"
+    elif target.is_running:
+        way = f"start that server with a context window of {agent.needs.smallest_window:,} or more,"
+    return refusal(name, ModelWindow(server.model, server.n_ctx, 0), preferences, way=way, at=at)
 
 
 # ---- the agent ----
@@ -436,7 +458,7 @@ def _print(output: Output, agent: Agent, target: Target, arguments: Sequence[str
     lines += textwrap.wrap(describe_window(agent, server.n_ctx), 78, initial_indent="# ", subsequent_indent="# ")
     if target.start:
         start = shlex.join(["llmrun", *target.start])
-        lines.append(f"# No running server has this model with this window. To start one: {start}")
+        lines += ["# No running server has this model with this window. To start one:", f"#   {start}"]
     elif not target.is_running:
         lines.append("# This server does not answer now.")
     if server.key:

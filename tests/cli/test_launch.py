@@ -233,9 +233,10 @@ def test_print_starts_nothing(home: Path, capsys: pytest.CaptureFixture[str], mo
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_printed_script_hides_the_key_and_does_what_a_start_does(
-    name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     agent, key = AGENTS[name], "s3cret-`key`$1"
+    monkeypatch.setattr(launch, "_described", lambda _: "")  # Codex may be installed
     server = Endpoint("http://big-box:8080", key, "owner/model", 70_000)
     _print(Output(), agent, Target(server), ["two words", "$HOME `x`"])
     script = capsys.readouterr().out
@@ -352,7 +353,7 @@ def test_print_says_whether_a_server_runs_and_the_window_is_enough(capsys: pytes
         (Target(SERVER._replace(n_ctx=32_768)), "32,768 tokens, too small"),
         (
             Target(SERVER, is_running=False, start=("serve", "m")),
-            "# No running server has this model with this window. To start one: llmrun serve m",
+            "# No running server has this model with this window. To start one:\n#   llmrun serve m\n",
         ),
         (Target(SERVER, is_running=False), "# This server does not answer now."),
     ):
@@ -373,9 +374,26 @@ def test_the_list_says_which_agents_fit(capsys: pytest.CaptureFixture[str], monk
     assert (facts["pi"]["fits"], facts["qwen"]["fits"], facts["crush"]["fits"]) == (True, False, None)
     windows = [each["smallest_window"] for each in facts.values() if each["smallest_window"]]
     assert windows == sorted(windows)
+    for n_ctx, is_told in ((32_768, False), (8192, True)):
+        monkeypatch.setattr(launch, "_expected", lambda *_, n_ctx=n_ctx: Target(SERVER._replace(n_ctx=n_ctx)))
+        assert call(["launch"]) == 0
+        assert ("llmrun show MODEL" in capsys.readouterr().err) == is_told
     monkeypatch.setattr(launch, "_expected", no_model)
     assert call(["launch"]) == 0
     assert "FITS:" not in capsys.readouterr().err
+
+
+def test_print_says_how_a_window_that_is_refused_gets_larger(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Target(SERVER._replace(n_ctx=8192), port=8080)
+    monkeypatch.setattr(launch, "_expected", lambda *_: small)
+    assert call(["launch", "claude", "--print"]) == 0
+    shown = capsys.readouterr()
+    assert "llmrun launch refuses this window: llmrun stop --port 8080" in shown.err
+    assert "llmrun stop" not in shown.out
+    assert call(["launch", "claude", "--print", "--any-window"]) == 0
+    assert "refuses" not in capsys.readouterr().err
 
 
 def no_model(*_: object) -> Target:
