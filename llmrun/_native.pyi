@@ -310,6 +310,9 @@ class CancelFlag:
     def n_computed(self) -> int:
         """The operations of graphs that were computed on a processor: calls of the abort callback, never reset."""
 
+    layer: int
+    """The layer of an encoder that is being computed, as eval_callback_address has noted it; at first -1."""
+
     @property
     def address(self) -> int:
         """The callbacks' data pointer."""
@@ -318,7 +321,10 @@ abort_callback_address: int
 """bool (void *flag), for llama_set_abort_callback: true once the flag is set."""
 
 eval_callback_address: int
-"""bool (void *tensor, bool ask, void *flag), for mtmd_context_params.cb_eval: false once the flag is set."""
+"""bool (void *tensor, bool ask, void *flag), for mtmd_context_params.cb_eval: false once the flag is set.
+
+Notes the layer of a tensor whose name ends in "-" and a number.
+"""
 
 progress_callback_address: int
 """bool (float progress, void *flag), for llama_model_params.progress_callback: false stops the load."""

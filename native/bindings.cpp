@@ -300,6 +300,9 @@ void define_control(nb::module_& module) {
         .def_prop_ro("is_set", [](const CancelFlag& flag) { return flag.cancelled.load(); })
         .def_prop_ro("progress", [](const CancelFlag& flag) { return flag.progress.load(); })
         .def_prop_ro("n_computed", [](const CancelFlag& flag) { return flag.n_computed.load(); })
+        .def_prop_rw(
+            "layer", [](const CancelFlag& flag) { return flag.layer.load(); },
+            [](CancelFlag& flag, int layer) { flag.layer = layer; })
         .def_prop_ro("address", [](const CancelFlag& flag) { return std::bit_cast<uintptr_t>(&flag); });
     module.attr("abort_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_abort_callback);
     module.attr("eval_callback_address") = std::bit_cast<uintptr_t>(&llmrun::llmrun_eval_callback);

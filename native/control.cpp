@@ -7,6 +7,7 @@
 #include <string>
 
 #include "background.hpp"
+#include "ggml_kernels.hpp"
 
 #ifdef _WIN32
 #include <io.h>
@@ -94,6 +95,12 @@ LineFilter& line_filter() {
 
 std::atomic<int> n_graph_nodes{0};
 
+// Returns 7 for "ffn_out-7", -1 for a name without a layer.
+int layer_of(const char* name) {
+    const char* dash = std::strrchr(name, '-');
+    return dash != nullptr && dash[1] >= '0' && dash[1] <= '9' ? std::atoi(dash + 1) : -1;
+}
+
 #ifndef _WIN32
 [[noreturn]] void exit_on_hang_up(int fd) {
 #ifdef POLLRDHUP
@@ -119,10 +126,17 @@ bool llmrun_abort_callback(void* data) {
     return flag->cancelled.load(std::memory_order_relaxed);
 }
 
-bool llmrun_eval_callback(void* /*tensor*/, bool ask, void* data) {
+bool llmrun_eval_callback(void* tensor, bool ask, void* data) {
     constexpr unsigned operations = 16;
     thread_local unsigned count = 0;
-    return ask ? ++count % operations == 0 : !static_cast<const CancelFlag*>(data)->cancelled.load();
+    auto* flag = static_cast<CancelFlag*>(data);
+    if (!ask) {
+        return !flag->cancelled.load();
+    }
+    if (const int layer = layer_of(static_cast<const ggml::Tensor*>(tensor)->name); layer >= 0) {
+        flag->layer.store(layer, std::memory_order_relaxed);
+    }
+    return ++count % operations == 0;
 }
 
 bool llmrun_progress_callback(float progress, void* data) {

@@ -15,6 +15,7 @@ struct CancelFlag {
     std::atomic<bool> cancelled{false};
     std::atomic<float> progress{0.0f};  // of loading a model, 0 to 1
     std::atomic<uint64_t> n_computed{0};  // operations of graphs, counted where llama.cpp asks whether to abort
+    std::atomic<int> layer{-1};  // of an encoder, that is being computed; -1: none is known
 };
 
 extern "C" {
@@ -24,7 +25,7 @@ extern "C" {
 bool llmrun_abort_callback(void* data);
 
 // For mtmd_context_params.cb_eval; data is a CancelFlag*. Looks at it every few operations, since an encoder has no
-// abort callback; false ends the computation, as if it were complete.
+// abort callback; false ends the computation, as if it were complete. Notes the layer, which ends a tensor's name.
 bool llmrun_eval_callback(void* tensor, bool ask, void* data);
 
 // For llama_model_params.progress_callback; data is a CancelFlag*. Notes the progress; false stops the load.

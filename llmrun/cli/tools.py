@@ -87,12 +87,13 @@ def page_tools(output: Output, options: ToolOptions) -> Iterator[PageTools]:
     Raises:
         UsageError: a source can't be used, or an allowed tool does not exist.
     """
+    from llmrun.chat.tools.toolbox import Toolbox
     from llmrun.server.page.tools import PageTools
 
-    with toolbox(options) as box:
+    with Toolbox(options.sources, options.seconds, search_address() if options.sources else "") as box:
         tools = PageTools(box, options.allowed)
         _show_failures(output, box)
-        check_allowed(options.allowed, tools.offered)
+        check_allowed(options.allowed, tools.offered())
         yield tools
 
 

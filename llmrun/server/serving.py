@@ -116,7 +116,7 @@ class Serving:
         settings: Settings,
         *,
         explain: Explain,
-        tools: PageTools | None = None,
+        tools: PageTools,
         index: FolderIndex | None = None,
         on_served: Callable[[AccessRecord], None] = lambda record: None,
         on_loaded: Callable[[PooledModel], None] = lambda pooled: None,

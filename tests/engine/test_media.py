@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ctypes
 import dataclasses
 import math
 import struct
@@ -49,6 +50,7 @@ from llmrun.protocol.messages import (
     Generate,
     MediaAccepted,
     Message,
+    PrefillProgress,
     PromptHistory,
     Started,
     Stats,
@@ -165,6 +167,27 @@ def test_encoding_is_stopped_and_begins_again(opened: Open, kind: str) -> None:
     assert (ended.reason, ended.stats.media_seconds) == ("cancelled", 0.0), "nothing is encoded to the end"
     (told,), _, _ = run(model, asked(file))
     assert told == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_progress_moves_while_a_file_is_encoded(opened: Open, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    signature = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+    look, told = signature(_native.eval_callback_address), list[Event]()
+
+    def watched(tensor: int, ask: bool, flag: int) -> bool:
+        goes_on = bool(look(tensor, ask, flag))
+        model.engine.watch.tell(lambda *events: told.extend(events))
+        return goes_on
+
+    watching = signature(watched)
+    monkeypatch.setattr(_native, "eval_callback_address", ctypes.cast(watching, ctypes.c_void_p).value)
+    model = opened(kind)
+    file = FILES[kind][0]
+    _, [stats], _ = run(model, asked(file, name="a.png" if kind in IMAGE_TOKENS else "a.wav"))
+    tokens = [event.tokens for event in told if isinstance(event, PrefillProgress)]
+    assert tokens == sorted(set(tokens))
+    assert tokens, "at the second of two layers"
+    assert tokens[-1] < stats.prompt_tokens
 
 
 def accepted_by(events: list[Event]) -> list[MediaAccepted]:

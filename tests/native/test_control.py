@@ -12,6 +12,7 @@ import time
 import pytest
 
 from llmrun import _native
+from llmrun.engine.llama.ggml import GgmlTensor
 
 ABORT = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
 PROGRESS = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
@@ -163,9 +164,15 @@ def test_an_encoder_looks_at_the_flag_every_few_operations() -> None:
     look = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(
         _native.eval_callback_address
     )
-    flag = _native.CancelFlag()
-    asks = [look(None, True, flag.address) for _ in range(64)]
+    flag, tensor = _native.CancelFlag(), GgmlTensor()
+    asks = [look(ctypes.addressof(tensor), True, flag.address) for _ in range(64)]
     assert sum(asks) == 4
     assert look(None, False, flag.address)
     flag.set()
     assert not look(None, False, flag.address)
+    seen = []
+    for name in ("patch_bias", "Qcur-3", "Qcur-3 (view)", "node_9", "v-blk", "-", "ffn_out-12"):
+        tensor.name = name.encode()
+        look(ctypes.addressof(tensor), True, flag.address)
+        seen.append(flag.layer)
+    assert seen == [-1, 3, 3, 3, 3, 3, 12], "the layer stays until another one begins"

@@ -186,13 +186,13 @@ def started(command: Generate) -> Started:
 
 
 def calling(command: Generate) -> None:
-    """Calls the first tool with the arguments that the user said, and says what it heard of it."""
+    """Calls the first tool, or "tool" of the arguments that the user said, with these, and says what it heard of it."""
     last = command.asked.messages[-1]
     send(Started(command.request, 3, 0, 7, tool_syntax="hermes"))
     splitter = AnswerSplitter((), syntax=HERMES, tools=command.asked.tools)
     text = f"I heard: {last.content}"
     if last.role == "user":
-        name = command.asked.tools[0].name
+        name = json.loads(last.content).get("tool") or command.asked.tools[0].name
         text = f'Let me see.\n<tool_call>\n{{"name": "{name}", "arguments": {last.content}}}\n</tool_call>'
     send(*(TextDelta(command.request, each, 1, parts=splitter.feed(each)) for each in text))
     send(TextDelta(command.request, "", 0, parts=splitter.flush()))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmrun.chat.passages import FolderIndex
+from llmrun.chat.tools.toolbox import Toolbox
 from llmrun.config import load_settings
 from llmrun.lab.cli.explain import explain_for_page
 from llmrun.model import Model
@@ -88,7 +89,8 @@ class LiveServer:
         self.model = Path(model or write(folder / "tiny.gguf", runnable_model())).stem
         self.served: list[AccessRecord] = []
         self.engines = 0
-        self._modes, self._tools, self._index = list(modes), tools, index
+        self._toolbox = Toolbox((), SECONDS)
+        self._modes, self._tools, self._index = list(modes), tools or PageTools(self._toolbox), index
         wishes = LoadPreferences(n_ctx=options.pop("n_ctx", 256), parallel=options.pop("parallel", 2))
         options = {"policy": Policy(), "queue": 8, "grace_seconds": 0.0, **options}
         names = options.pop("names", (str(model or folder / "tiny.gguf"),))
@@ -111,6 +113,7 @@ class LiveServer:
         if self._thread.is_alive():
             self.end()
             self.wait()
+        self._toolbox.close()
         self._environment.undo()
 
     async def _run(self) -> None:

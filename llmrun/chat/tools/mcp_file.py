@@ -61,13 +61,13 @@ def read_servers(path: Path, environment: Mapping[str, str] | None = None) -> di
             data = file.read(_MAX_BYTES + 1)
         content = load_json(data.decode("utf-8-sig")) if len(data) <= _MAX_BYTES else None
     except OSError as error:
-        raise UsageError(f"--tools {path} can't be read", why=error.strerror or str(error)) from None
+        raise UsageError(f"{path} can't be read", why=error.strerror or str(error)) from None
     except ValueError as error:
-        raise UsageError(f"--tools {path} is not JSON", why=str(error)) from None
+        raise UsageError(f"{path} is not JSON", why=str(error)) from None
     servers = content.get("mcpServers", content.get("servers")) if isinstance(content, dict) else None
     if not isinstance(servers, dict):
         hint = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
-        raise UsageError(f"--tools {path} has no MCP servers", why='it needs an object "mcpServers"', hint=hint)
+        raise UsageError(f"{path} has no MCP servers", why='it needs an object "mcpServers"', hint=hint)
     read = {name: _Entry(path, name, entry, variables).server() for name, entry in servers.items()}
     return {name: server for name, server in read.items() if server is not None}
 

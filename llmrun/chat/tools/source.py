@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -295,7 +295,7 @@ def open_sources(name: str, search: str = "") -> list[ToolSource]:
     """
     if is_ready(name):
         return [ToolSource(each.kind, _host("ready", *each), notes=notes_of(each)) for each in ready_sets(name, search)]
-    path = config_file().with_name("mcp.json") if name == "mcp" else user_path(name)
+    path = own_file() if name == "mcp" else user_path(name)
     if name.startswith("mcp:"):
         try:
             words = shlex.split(name.removeprefix("mcp:"))
@@ -303,26 +303,44 @@ def open_sources(name: str, search: str = "") -> list[ToolSource]:
             raise UsageError(f"invalid --tools {name}", why=str(error)) from None
         if not words:
             raise UsageError("--tools mcp: needs a command", hint="--tools 'mcp:uvx mcp-server-time'")
-        servers = {name: Server(tuple(words), folder=str(Path.cwd()))}
-    elif path.suffix == ".py" and path.is_file():
+        return _connected({name: Server(tuple(words), folder=str(Path.cwd()))}, is_of_file=False)
+    if path.suffix == ".py" and path.is_file():
         return [ToolSource(name, _host("functions", str(path.absolute()), str(Path.cwd())))]
-    elif name == "mcp" or path.suffix == ".json":
-        servers = read_servers(path)
-    elif path.suffix == ".py" or path.parent != Path():  # meant as a file
+    if name == "mcp" or path.suffix == ".json":
+        return _connected(read_servers(path), is_of_file=True)
+    if path.suffix == ".py" or path.parent != Path():  # meant as a file
         why = "there is no such file" if not path.exists() else "it is not a file of Python code"
         raise UsageError(f"--tools {name} can't be read", why=why)
-    else:
-        why = "must be a Python file, mcp: and the command of a server, a file mcp.json, or files, web, python or all"
-        raise UsageError(f"invalid --tools {name}", why=why)
+    why = "must be a Python file, mcp: and the command of a server, a file mcp.json, or files, web, python or all"
+    raise UsageError(f"invalid --tools {name}", why=why)
+
+
+def own_file() -> Path:
+    """Return the user's own file of MCP servers, which need not exist."""
+    return config_file().with_name("mcp.json")
+
+
+def own_servers() -> dict[str, Server]:
+    """Return the servers of the user's own file by their names. Raises UsageError as read_servers()."""
+    path = own_file()
+    return read_servers(path) if path.exists() else {}
+
+
+def open_server(name: str) -> ToolSource:
+    """Start a server of the user's own file. Raises UsageError if it is not there, or as open_sources()."""
+    found = own_servers()
+    if name not in found:
+        raise UsageError(f"there is no MCP server {name!r:.80}", why=f"{own_file()} does not list it")
+    return _connected({name: found[name]}, is_of_file=True)[0]
+
+
+def _connected(servers: Mapping[str, Server], *, is_of_file: bool) -> list[ToolSource]:
+    """Start the processes that connect to servers. Raises UsageError without the package for that."""
     if importlib.util.find_spec("mcp") is None:
         raise UsageError(
             "tools of MCP servers need the mcp package", why="it is not installed", hint="pip install 'llmrun[mcp]'"
         )
-    is_of_file = not name.startswith("mcp:")
-    return [
-        ToolSource(server_name, _host("servers"), server, is_of_file=is_of_file)
-        for server_name, server in servers.items()
-    ]
+    return [ToolSource(name, _host("servers"), server, is_of_file=is_of_file) for name, server in servers.items()]
 
 
 def _host(module: str, *arguments: str) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from llmrun.chat.tools.source import CallResult, Offer, ToolSource, open_sources
+from llmrun.chat.tools.source import CallResult, Offer, ToolSource, open_server, open_sources
 from llmrun.errors import UsageError
 from llmrun.protocol.codec import load_json
 from llmrun.protocol.messages import Tool, ToolCall
@@ -56,17 +56,35 @@ class Toolbox:
 
     def add(self, name: str) -> tuple[Tool, ...]:
         """Start a further source; return all tools. Raises UsageError as tools()."""
-        added = open_sources(name, self._search)
-        before = self._sources, self._tools, self._of
+        return self._added(open_sources(name, self._search), self._listed)
+
+    def add_server(self, name: str) -> tuple[Tool, ...]:
+        """Start a server of the user's own mcp.json; return all tools. cancel() ends it.
+
+        Raises:
+            UsageError: as tools(), or the server can't be used.
+        """
+        return self._added([open_server(name)], ToolSource.tools)
+
+    def _added(self, added: list[ToolSource], list_tools: Callable[[ToolSource], list[Tool]]) -> tuple[Tool, ...]:
+        before = self._sources, self._tools
         self._sources = [*self._sources, *added]
         try:
-            self._tools = {**self._tools, **{source: self._listed(source) for source in added}}
+            for source in added:
+                self._running = source
+                self._tools = {**self._tools, source: list_tools(source)}
             return self._named()
         except BaseException:  # Ctrl-C, too
-            self._sources, self._tools, self._of = before
+            self._sources, self._tools = before
             for source in added:
                 source.close()
             raise
+        finally:
+            self._running = None
+
+    def source_of(self, tool: str) -> str:
+        """Return the name of a tool's source."""
+        return self._of[tool][0].name
 
     def of_source(self, name: str) -> list[str]:
         """Return the names of the tools of a source, as they are called here."""
@@ -85,28 +103,28 @@ class Toolbox:
         changed = {source: tools for source in self._sources if (tools := source.changed_tools()) is not None}
         if not changed:
             return None
-        before = self._tools, self._of
+        before = self._tools
         self._tools = {**self._tools, **changed}
         try:
             return self._named()
         except UsageError:
-            self._tools, self._of = before
+            self._tools = before
             return None
 
     def _named(self) -> tuple[Tool, ...]:
         """Name the tools of all sources; return them. Raises UsageError as tools()."""
         listed = [(tool, source) for source, tools in self._tools.items() for tool in tools]
         times = Counter(tool.name for tool, _ in listed)
-        self._of = {}
-        tools = []
+        tools, of = [], dict[str, tuple[ToolSource, str]]()
         for tool, source in listed:
             name = f"{source.name}_{tool.name}" if source.is_of_file and times[tool.name] > 1 else tool.name
             if not TOOL_NAME.fullmatch(name):
                 raise UsageError(f"a tool can't be called {name!r:.80}", why=TOOL_NAME_RULE)
-            if name in self._of:
+            if name in of:
                 raise UsageError(f"there are two tools called {name}", hint="leave one of their --tools out")
-            self._of[name] = source, tool.name
+            of[name] = source, tool.name
             tools.append(tool._replace(name=name))
+        self._of = of
         return tuple(tools)
 
     def _listed(self, source: ToolSource) -> list[Tool]:

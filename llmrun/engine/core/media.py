@@ -50,6 +50,10 @@ class MediaPart:
     def causal(self) -> bool:
         return self.placed.chunk.causal
 
+    @property
+    def encoded(self) -> float:
+        return self.placed.chunk.encoded
+
     def positions(self, first: int) -> Sequence[int]:
         """Return the positions of the part's vectors if the chunk begins at position first."""
         offset = self.start - self.placed.start

@@ -14,7 +14,8 @@ from llmrun.protocol.messages import Event, PrefillProgress
 class PrefillWatch:
     """The prompts of the batch that is being computed.
 
-    On a slow processor one batch takes most of a minute, and the engine's own events come between two batches.
+    On a slow processor one batch takes most of a minute, so does the encoding of an image, and the engine's own events
+    come between two batches.
 
     Args:
         context: computes the batches.

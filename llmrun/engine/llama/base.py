@@ -114,6 +114,7 @@ class EmbeddedInput(Protocol):
         n_tokens: number of vectors.
         span: the whole chunk's.
         causal: each position attends only to those before it.
+        encoded: share of the chunk's vectors that is computed, as far as it is known; safe from any thread.
     """
 
     @property
@@ -127,6 +128,9 @@ class EmbeddedInput(Protocol):
 
     @property
     def causal(self) -> bool: ...
+
+    @property
+    def encoded(self) -> float: ...
 
     def positions(self, first: int) -> Sequence[int]:
         """Return the tokens' positions if the chunk begins at position `first`; with M-RoPE dimension by dimension."""

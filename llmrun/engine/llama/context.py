@@ -18,6 +18,7 @@ from llmrun.engine.llama.base import (
     Aborted,
     CacheFull,
     DecodeError,
+    EmbeddedInput,
     Entry,
     Inputs,
     Run,
@@ -122,6 +123,7 @@ class LlamaContext:
         self._batch = LlamaBatch(self._llama, self.n_batch, self._positions)
         self._n_operations = _OPERATIONS * _native.graph_nodes()  # of a micro-batch
         self._began_at: int | None = None  # operations before the running decode()
+        self._encoding: EmbeddedInput | None = None  # an image or audio that the running decode() has to encode first
         self._get_logits = function("llama_get_logits_ith", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
         if load.warm_up:
             self.decode([Entry(max(self.vocabulary.bos, 0), 0, 0, False)])  # maps pages and starts threads
@@ -287,11 +289,12 @@ class LlamaContext:
             self.heads.adapt(pointers, count, scales)
 
     def decode(self, batch: Inputs) -> None:
+        self._encoding = batch if not isinstance(batch, (list, Sequence)) and batch.encoded < 1 else None
         if self._batch.fill(batch) > self.n_outputs:
             raise DecodeError(f"at most {self.n_outputs} entries of a batch can have logits")
         self._began_at = began_at = self.model.flag.n_computed
         status = self._batch.decode(self._pointer)
-        self._began_at = None
+        self._began_at = self._encoding = None
         if not status and self._batch.n_tokens <= self._n_ubatch and not self._is_split(batch):
             self._n_operations = self.model.flag.n_computed - began_at
         self._forget_pending()
@@ -316,10 +319,12 @@ class LlamaContext:
     @property
     def computed(self) -> float:
         began_at, n_operations, n_tokens = self._began_at, self._n_operations, self._batch.n_tokens
+        encoding = self._encoding
         if began_at is None or not n_operations:
-            return 0.0
+            return 0.0 if encoding is None else encoding.encoded / 2  # the other half decodes the vectors
         n_done = (self.model.flag.n_computed - began_at) / n_operations * min(n_tokens, self._n_ubatch)
-        return min(n_done, n_tokens - 1) / n_tokens
+        share = min(n_done, n_tokens - 1) / n_tokens
+        return share if encoding is None else (1 + share) / 2
 
     def _forget_pending(self) -> None:
         """Forget changes of the KV cache that llama.cpp left to the decode call that has been."""

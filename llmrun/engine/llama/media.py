@@ -12,7 +12,7 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,16 +47,28 @@ class MediaChunk:
     """
 
     def __init__(
-        self, projector: Projector, pointer: int, ids: tuple[int, ...], n_positions: int, *, causal: bool
+        self,
+        projector: Projector,
+        pointer: int,
+        ids: tuple[int, ...],
+        n_positions: int,
+        modality: Modality,
+        *,
+        causal: bool,
     ) -> None:
         self.ids, self.n_positions, self.causal, self.seconds = ids, n_positions, causal, 0.0
-        self._projector, self._pointer = projector, pointer
+        self._projector, self._pointer, self._modality = projector, pointer, modality
         self._free = weakref.finalize(self, projector.free_chunk, pointer)
         self._vectors: ctypes.Array[ctypes.c_float] | None = None
 
     def positions(self, first: int, indexes: slice) -> Sequence[int]:
         """Return the positions of these vectors if the chunk begins at position first; see EmbeddedInput."""
         return self._projector.positions(self._pointer, first, len(self.ids), indexes)
+
+    @property
+    def encoded(self) -> float:
+        """The share of the vectors that is computed, 0 if it is unknown. Safe from any thread."""
+        return self._projector.share(self._modality) if self._vectors is None else 1.0
 
     def address(self, first: int) -> int:
         """Return the address of the floats from vector first on; compute the vectors at the first call."""
@@ -83,6 +95,12 @@ def as_shown(pixels: NDArray[numpy.uint8], orientation: int) -> NDArray[numpy.ui
     return pixels
 
 
+def _count(metadata: Mapping[str, Any], encoder: str) -> int:
+    """Return the number of layers of an encoder, 0 if its file does not say it."""
+    found = metadata.get(f"clip.{encoder}.block_count")
+    return found if isinstance(found, int) else 0
+
+
 class EncodedFile(NamedTuple):
     """An image or an audio file in a prompt."""
 
@@ -105,6 +123,7 @@ class Projector:
         from llmrun.gguf.reader import read_modalities  # most engines read no file by themselves
 
         self.modalities = read_modalities(self._path)
+        self._n_layers: dict[Modality, int] = {}  # of its encoders, once it is open; 0 if unknown
         self._mtmd: Any = None
         self._pointer = 0
 
@@ -152,6 +171,10 @@ class Projector:
         if not pointer:
             reason = log[-1].splitlines()[0].rpartition("error: ")[2] if log else "llama.cpp refuses it"
             raise self._refusal(reason, modality)
+        from llmrun.gguf.reader import read_part
+
+        metadata = read_part(self._path).metadata
+        self._n_layers = {"image": _count(metadata, "vision"), "audio": _count(metadata, "audio")}
         status = self._path.stat()
         self._key = f"{status.st_size} {status.st_mtime_ns} ".encode()
         self._pointer = pointer
@@ -228,7 +251,7 @@ class Projector:
         )
         ids = tuple(-1 - (number >> 1) for number in struct.unpack(f">{n_tokens}I", digest))
         n_positions = mtmd.mtmd_input_chunk_get_n_pos(chunk)
-        return MediaChunk(self, mtmd.mtmd_input_chunk_copy(chunk), ids, n_positions, causal=causal)
+        return MediaChunk(self, mtmd.mtmd_input_chunk_copy(chunk), ids, n_positions, file.modality, causal=causal)
 
     def positions(self, chunk: int, first: int, n_tokens: int, indexes: slice) -> Sequence[int]:
         """Return the positions of some of a chunk's tokens if the chunk begins at position `first`."""
@@ -251,7 +274,9 @@ class Projector:
             OutOfMemoryError: there is no memory for the vectors.
         """
         with ALLOCATING:
-            if self._mtmd.mtmd_encode_chunk(self._pointer, chunk) != 0:
+            status = self._mtmd.mtmd_encode_chunk(self._pointer, chunk)
+            self._model.flag.layer = -1
+            if status != 0:
                 raise DecodeError("llama.cpp could not encode an image or audio")
             if self._model.flag.is_set:  # the computation may be incomplete
                 raise Aborted
@@ -262,6 +287,11 @@ class Projector:
                 raise OutOfMemoryError("there is no memory for an image or audio") from None
         ctypes.memmove(vectors, found, ctypes.sizeof(vectors))
         return vectors
+
+    def share(self, modality: Modality) -> float:
+        """Return the share of the running encode() that is computed, by the layers; 0 if it is unknown."""
+        n_layers = self._n_layers.get(modality, 0)
+        return min(max(self._model.flag.layer, 0) / n_layers, 1.0) if n_layers else 0.0
 
     def free_chunk(self, chunk: int) -> None:
         self._mtmd.mtmd_input_chunk_free(chunk)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Set
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +18,8 @@ from starlette.routing import Route
 
 from llmrun.chat.media import MediaCache
 from llmrun.chat.store.turns import INTERRUPTED, Answer, ToolOutput, Truncation, WindowTurn
+from llmrun.chat.tools.source import own_file
+from llmrun.chat.tools.toolbox import no_such_tool
 from llmrun.chat.truncation import Policy
 from llmrun.chat.turn import Step, Steps, Turn
 from llmrun.errors import LlmrunError
@@ -142,6 +144,8 @@ class PageAnswers:
             Route("/ui/answer/{chat:int}", own(self._attach), methods=["GET"]),
             Route("/ui/stop", own(self._stop), methods=["POST"]),
             Route("/ui/decide", own(self._decide), methods=["POST"]),
+            Route("/ui/servers", own(self._servers), methods=["GET"]),
+            Route("/ui/servers/start", own(self._start_server), methods=["POST"]),
         ]
 
     async def _decide(self, request: Request) -> Response:
@@ -151,16 +155,29 @@ class PageAnswers:
         self._tools.decide(fields.needed_text("call"), decision or "no")
         return JSONResponse({})
 
+    async def _servers(self, request: Request) -> Response:
+        """Return the MCP servers of the user's own file, see PageTools.servers(), and its path."""
+        servers = await asyncio.to_thread(self._tools.servers)
+        return JSONResponse({"path": str(own_file()), "servers": servers})
+
+    async def _start_server(self, request: Request) -> Response:
+        """Start an MCP server of the user's own file, and return its tools: {"server"}."""
+        name = (await read_fields(request)).needed_text("server")
+        return JSONResponse({"tools": await self._tools.start(name)})
+
     async def _answer(self, request: Request) -> Response:
-        """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}."""
+        """Answer a question as a stream: {"chat", "question", "together", "model", "candidates", "begins", ...}.
+
+        The tools of "servers" are offered beside those of the server's own options.
+        """
         fields = await read_fields(request)
         chat, question = needed_id(fields, "chat"), needed_id(fields, "question")
         is_together = fields.flag("together") is True
         open_question = partial(self._chats.open_question, chat, question, together=is_together)
         overflow: Any = fields.choice("overflow", "roll", "middle", "summarize")
-        left_out = frozenset(fields.texts("without_tools"))
+        left_out, servers = (frozenset(fields.texts(name)) for name in ("without_tools", "servers"))
         has_tools = fields.flag("tools") is True
-        asked = _PageQuestion(chat, open_question, _completion(fields), overflow, has_tools, left_out)
+        asked = _PageQuestion(chat, open_question, _completion(fields), overflow, has_tools, left_out, servers)
         app = partial(self._stream, asked)
         return _StreamedResponse(app if is_together else partial(self._run, app, chat))
 
@@ -206,6 +223,7 @@ class _PageQuestion(NamedTuple):
     overflow: Policy | None
     has_tools: bool
     left_out: frozenset[str]  # names of tools that the model is not told
+    servers: frozenset[str]  # MCP servers that are switched on in the chat
 
 
 class PageExchange(Exchange):
@@ -258,7 +276,7 @@ class PageExchange(Exchange):
         self._turn = turn = self._new_turn(opened, pooled)
         steps, results = turn.run(), None
         while True:
-            offered = self._tools.offered if self._asked.has_tools else ()
+            offered = self._tools.offered(self._asked.servers) if self._asked.has_tools else ()
             tools = tuple(tool for tool in offered if tool.name not in self._asked.left_out)
             turn.request = replace(turn.request, tools=tools)
             async with self._traffic.admitted(1, self._receive) as self._watch:
@@ -272,7 +290,7 @@ class PageExchange(Exchange):
             if await _send(steps) is None:
                 return
             async with watched(self._receive) as self._watch:
-                results = await self._wait(self._results(turn.calls))
+                results = await self._wait(self._results(turn.calls, {tool.name for tool in tools}))
 
     def _new_turn(self, opened: OpenQuestion, pooled: PooledModel) -> Turn:
         model, completion = pooled.loaded_model, self._completion
@@ -319,13 +337,15 @@ class PageExchange(Exchange):
         finally:
             turn.answer.end_round(writer.answer, request.begins)
 
-    async def _results(self, calls: tuple[ToolCall, ...]) -> list[ToolOutput]:
-        """Return the results of calls, which the page shows and asks about."""
-        shown = [{**call._asdict(), "asks": self._tools.asks(call, self._asked.chat)} for call in calls]
+    async def _results(self, calls: tuple[ToolCall, ...], offered: Set[str]) -> list[ToolOutput]:
+        """Return the results of calls, which the page shows and asks about; a tool that was not offered is not run."""
+        chat = self._asked.chat
+        shown = [{**call._asdict(), "asks": call.name in offered and self._tools.asks(call, chat)} for call in calls]
         await self._send_chunk(sse_event({"text": self._round_writer.text, "calls": shown}, "calls"))
         results = []
         for call in calls:
-            results.append(await self._tools.result(call, self._asked.chat))
+            is_offered = call.name in offered
+            results.append(await self._tools.result(call, chat) if is_offered else no_such_tool(call).output)
             await self._send_chunk(sse_event({"id": call.id, "text": results[-1].text}, "result"))
         return results
 

@@ -36,6 +36,7 @@ MEDIA_TYPES = {
     TABLE: _SCRIPT,
     "sampler.js": _SCRIPT,
     "scroll.js": _SCRIPT,
+    "servers.js": _SCRIPT,
     "settings.js": _SCRIPT,
     "steps.js": _SCRIPT,
     "tokens.js": _SCRIPT,

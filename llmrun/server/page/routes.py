@@ -61,13 +61,13 @@ class PageRoutes:
         catalog: ModelCatalog,
         state_dir: Path,
         explain: Explain,
-        tools: PageTools | None = None,
+        tools: PageTools,
         presets: Callable[[], list[dict[str, Any]]] = list,
         index: FolderIndex | None = None,
     ) -> None:
         self._state, self._pool, self._catalog = state, state.pool, catalog
         self._chats = PageChats(state_dir, index)
-        self._tools = tools or PageTools(None)
+        self._tools = tools
         self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain)
         self._catalogue = CatalogueRoutes()
@@ -181,7 +181,7 @@ class PageRoutes:
             "model": pooled.name,
             "ctx": self._pool.windows.get(pooled.located.identity, 0),
             "n_ctx_train": header.n_ctx_train,
-            "tools": [tool.name for tool in self._tools.offered],
+            "tools": [tool.name for tool in self._tools.offered()],
             "sampling": {key: {"value": values[key], "origin": origins[key]} for key in shown},
         }
 

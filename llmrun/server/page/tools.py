@@ -1,20 +1,27 @@
 """The tools of the server on the page: the user's decision about each call, and its result.
 
-Must not know HTTP. A tool that was allowed for good runs without a question in that chat, until the server ends.
+Must not know HTTP. A tool that was allowed for good runs without a question in that chat, until the server ends. The
+MCP servers of the user's own mcp.json are started when a chat switches them on, and offered to such chats only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from collections.abc import Callable, Set
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from llmrun.chat.store.turns import ToolOutput
+from llmrun.chat.tools.source import own_servers
 from llmrun.chat.tools.toolbox import REFUSED, Toolbox
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
 
 Decision = Literal["once", "always", "no"]
 _CANCEL_SECONDS = 2.0  # for a call to end, before it is cancelled again, which kills its process
+_Result = TypeVar("_Result")
 
 
 class PageTools:
@@ -24,20 +31,57 @@ class PageTools:
         allowed: names of tools that run without a question.
     """
 
-    def __init__(self, toolbox: Toolbox | None, allowed: tuple[str, ...] = ()) -> None:
+    def __init__(self, toolbox: Toolbox, allowed: tuple[str, ...] = ()) -> None:
         self._toolbox, self._allowed = toolbox, allowed
         self._allowed_in: dict[int, set[str]] = {}  # by chat, until the server ends
         self._decisions: dict[str, asyncio.Future[Decision]] = {}
-        self._running = asyncio.Lock()  # a toolbox runs one call at a time
-        self._offered: tuple[Tool, ...] = toolbox.tools() if toolbox is not None else ()
+        self._running = asyncio.Lock()  # a toolbox runs one call, or starts one server, at a time
+        self._started: set[str] = set()  # servers that a chat has switched on
+        self._note(toolbox.tools())
 
-    @property
-    def offered(self) -> tuple[Tool, ...]:
-        """The tools that servers have now; those of the last look while a call runs."""
-        if self._toolbox is not None and not self._running.locked():
-            changed = self._toolbox.changed_tools()
-            self._offered = self._offered if changed is None else changed
-        return self._offered
+    def _note(self, tools: tuple[Tool, ...]) -> None:
+        self._known = [(tool, self._toolbox.source_of(tool.name)) for tool in tools]
+
+    def offered(self, servers: Set[str] = frozenset()) -> tuple[Tool, ...]:
+        """Return the tools that sources have now; those of the last look while a call runs.
+
+        Args:
+            servers: those that the chat has switched on; the tools of the others are left out.
+        """
+        if not self._running.locked() and (changed := self._toolbox.changed_tools()) is not None:
+            self._note(changed)
+        return tuple(tool for tool, source in self._known if source not in self._started or source in servers)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Return the servers that a chat can switch on: name, program or host, and the tools if it was started.
+
+        Those that an option of the server names are no longer a choice. Raises UsageError if the file is invalid.
+        """
+        tools: dict[str, list[str]] = {}
+        for tool, source in self._known:
+            tools.setdefault(source, []).append(tool.name)
+        return [
+            {
+                "name": name,
+                "about": Path(server.command[0]).name if server.command else urlsplit(server.url).hostname,
+                "tools": tools.get(name, []) if name in self._started else None,
+            }
+            for name, server in own_servers().items()
+            if name in self._started or name not in tools
+        ]
+
+    async def start(self, name: str) -> list[str]:
+        """Start a server, if that has not been done; return the names of its tools.
+
+        Raises:
+            UsageError: there is no such server, or it can't be used.
+        """
+        async with self._running:
+            if name not in self._started:
+                tools = await self._in_thread(partial(self._toolbox.add_server, name))
+                self._started.add(name)
+                self._note(tools)
+        return [tool.name for tool, source in self._known if source == name]
 
     def asks(self, call: ToolCall, chat: int) -> bool:
         """Return whether a call in a chat needs a decision."""
@@ -52,19 +96,22 @@ class PageTools:
 
     async def result(self, call: ToolCall, chat: int) -> ToolOutput:
         """Wait for the decision about a call in a chat, run it if it is allowed, and return its result."""
-        assert self._toolbox is not None
         called = REFUSED
         if await self._may_run(call, chat):
             async with self._running:
-                calling = asyncio.ensure_future(asyncio.to_thread(self._toolbox.call, call))
-                try:
-                    called = await asyncio.shield(calling)
-                except asyncio.CancelledError:
-                    while not calling.done():  # the thread reads the process, as that of the next call would
-                        self._toolbox.cancel()
-                        await asyncio.wait((calling,), timeout=_CANCEL_SECONDS)
-                    raise
+                called = await self._in_thread(partial(self._toolbox.call, call))
         return called.output
+
+    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
+        """Return the result of what a process is asked in a thread; a cancel ends the process if it must."""
+        working = asyncio.ensure_future(asyncio.to_thread(work))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            while not working.done():  # the thread reads the process, as that of the next call would
+                self._toolbox.cancel()
+                await asyncio.wait((working,), timeout=_CANCEL_SECONDS)
+            raise
 
     async def _may_run(self, call: ToolCall, chat: int) -> bool:
         if not self.asks(call, chat):

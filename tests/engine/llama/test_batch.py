@@ -20,6 +20,7 @@ class Part(NamedTuple):
     sequence_id: int = 0
     n_tokens: int = 2
     causal: bool = True
+    encoded: float = 1.0
 
     def positions(self, first: int) -> Sequence[int]:
         return [first, first]

@@ -435,7 +435,7 @@ def test_adapters(models: dict[str, LlamaModel], name: str, tmp_path: Path) -> N
 class Picture:
     """Vectors in the place of tokens; a base.EmbeddedInput."""
 
-    causal = True
+    causal, encoded = True, 1.0
 
     def __init__(self, start: int, n_tokens: int, width: int) -> None:
         self.n_tokens, self.sequence_id, self.span = n_tokens, 0, MediaSpan(start, start + n_tokens, n_tokens)

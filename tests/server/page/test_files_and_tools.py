@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from support.installed import eventually
-from support.page_client import answer, ask, read, store, texts
+from support.page_client import answer, ask, call_stream, read, store, texts
 from support.pdfs import pdf
-from support.served import LiveServer, parse
+from support.served import LiveServer
 from support.tiny_projector import png
 
 from llmrun.chat.passages import FolderIndex
@@ -88,27 +88,6 @@ def tools(tmp_path: Path) -> Iterator[PageTools]:
     file.write_text(TOOLS)
     with Toolbox((str(file),), 60) as toolbox:
         yield PageTools(toolbox)
-
-
-def call_stream(server: LiveServer, chat: dict[str, Any], decide: Callable[[dict[str, Any]], object]) -> list[Any]:
-    """Answer with tools; `decide` is called with each call that waits for a decision. Return the data of the events."""
-    body = json.dumps({"chat": chat["id"], "question": chat["entries"][-1]["id"], "tools": True}).encode()
-    data, n_decided = b"", 0
-    with server.connect() as connection:
-        connection.sendall(server.request("POST", "/ui/answer", body))
-        while piece := connection.recv(65536):
-            data += piece
-            asked = [
-                call
-                for line in data.decode().splitlines()
-                if line.startswith('data: {"text":') and '"calls":' in line
-                for call in json.loads(line[6:])["calls"]
-                if call["asks"]
-            ]
-            for call in asked[n_decided:]:
-                decide(call)
-            n_decided = len(asked)
-    return parse(data).events
 
 
 def test_a_call_may_follow_one_that_was_stopped(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ function show(chat) {
   document.title = `${title} – llmrun`;
   settings.system.value = chat.system;
   settings.showFolder(chat.documents ?? "");
+  settings.servers.show(chat.id);
   for (const each of exporters.children) each.disabled = !chat.id;
   byId("elsewhere").replaceChildren();
   history.replaceState(null, "", chat.id ? `#chat=${chat.id}` : location.pathname);
@@ -210,6 +211,7 @@ function openBranches() {
 }
 
 function openNew() {
+  settings.servers.begin();
   show({ id: null, title: "", system: settings.system.value, entries: [] });
   field.focus();
 }
@@ -273,6 +275,7 @@ function clearQuestion(text) {
 async function postQuestion(chat, text, beside, files) {
   const body = { chat: chat.id, text, beside, after: lastOf(chat)?.id ?? null, system: settings.system.value, documents: settings.documents.value.trim(), ...files };
   const saved = await guarded(() => post("/ui/ask", body));
+  if (saved && !chat.id) settings.servers.saved(saved.id);
   listChats();
   return saved;
 }
@@ -425,7 +428,7 @@ class LiveAnswer {
   constructor(chat, question, begins, kept, isRunning, queued) {
     Object.assign(this, { chat, question, queued });
     this.isRunning = isRunning; // it was begun by this page before a reload, or by another window
-    this.body = { chat: chat.id, question, begins, model: byId("model").value, ...settings.values };
+    this.body = { chat: chat.id, question, begins, model: byId("model").value, ...settings.values, servers: [...settings.servers.of(chat.id)] };
     if (state.tokens && (kept.length || !begins)) this.body.candidates = CANDIDATES; // not without those of the beginning
     this.stopper = new AbortController();
     this.tokens = [...kept];
@@ -635,6 +638,7 @@ function showDownload({ detail }) {
 
 function toggle(id, isOpen = byId(id).hidden) {
   byId(id).hidden = !isOpen;
+  if (id === "settings" && isOpen) settings.servers.load();
   if (id === "settings" && WIDEST.matches) remember("settings", isOpen ? "open" : "closed");
   byId(`toggle-${id}`).ariaExpanded = String(isOpen);
   if (isOpen && !WIDE.matches) byId(id).querySelector("button, textarea")?.focus();

@@ -2,6 +2,7 @@
 
 import { clean, h, number, recall, remember } from "./dom.js";
 import { PARAMETERS } from "./parameters.js";
+import { Servers } from "./servers.js";
 
 const { seed, ...others } = PARAMETERS;
 const FIELDS = {
@@ -76,7 +77,8 @@ export class Settings {
     this.hasTools = h("input", { type: "checkbox", id: "tools", checked: true });
     this.eachTool = h("div", { class: "each" });
     this.tools = h("div", { hidden: true }, h("label", { class: "check" }, this.hasTools, " The model may call tools"), this.eachTool);
-    this.noTools = h("p", { class: "hint" }, "None. ", h("code", {}, "llmrun chat --web --tools mcp.json"), " offers those of your servers.");
+    this.noTools = h("p", { class: "hint" }, h("code", {}, "llmrun chat --web --tools all"), " offers ready-made ones.");
+    this.servers = new Servers();
     this.theme = select("theme", { "": "as the system", light: "light", dark: "dark" });
     this.theme.value = recall("theme");
     this.theme.addEventListener("change", () => (remember("theme", this.theme.value), this.showTheme()));
@@ -110,6 +112,7 @@ export class Settings {
       h("h2", {}, "Tools"),
       this.tools,
       this.noTools,
+      this.servers.element,
       h("h2", {}, "Model"),
       h("label", { class: "field" }, "Context window", this.window, this.windowTold),
       h("label", { class: "field" }, "Reasoning", this.thinking),
@@ -184,7 +187,7 @@ export class Settings {
 
   /** Return the names of tools that the model is not told. */
   get leftOut() {
-    return [...this.eachTool.querySelectorAll("input:not(:checked)")].map((each) => each.value);
+    return [...[...this.eachTool.querySelectorAll("input:not(:checked)")].map((each) => each.value), ...this.servers.off];
   }
 
   showFigures() {
