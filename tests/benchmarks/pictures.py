@@ -1,27 +1,31 @@
 """Take pictures of the page in all its states: `python tests/benchmarks/pictures.py FOLDER [STATE ...] [--axe FILE]`.
 
 Not a benchmark. A browser shows the page over fake engines with chats that are made up, at 400, 1,280 and 1,920 pixels,
-light and dark; a file is FOLDER/STATE-WIDTH-SCHEME.png. With a copy of axe-core (`npm pack axe-core`, axe.min.js in
-it), what it finds in a state is printed. `--readme MODEL` makes the README's picture of the page instead.
+light and dark; a file is FOLDER/STATE-WIDTH-SCHEME.png. With a copy of axe-core (axe.min.js of `npm pack axe-core`),
+what it finds in each state is printed. `--readme MODEL` takes the picture of the README instead, with a real engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support.chromium import Chromium
 from support.gguf_writer import runnable_model, write
-from support.page import IDLE, Page
+from support.page import Page
 from support.served import LiveServer
 
 from llmrun.chat.store.store import Sessions, folder_in
@@ -75,8 +79,11 @@ TITLES = (
     "Names for a small bakery", "Why is the sky blue?", "A letter to the landlord", "Regular expressions for dates",
     "What to cook with fennel and white beans", "SQL: the newest row of each group", "Packing list for a week",
 )  # fmt: skip
+TEA = "A good cup of tea begins with fresh water, **just** off the boil."
+TOKEN_IS_OPEN = "document.querySelector('#token').open"
 TOOL = "def weather(city: str) -> str:\n    '''Tell the weather of a city.'''\n    return 'sunny'\n"
 LOOK = "(async () => (await axe.run()).violations.map(each => `${each.id}: ${each.nodes.map(n => n.target)}`))()"
+Step = Callable[[Page], None]
 
 
 def answer(text: str, reasoning: str = "", rounds: tuple[CallRound, ...] = ()) -> Answer:
@@ -102,13 +109,31 @@ def write_chats() -> None:
 
 
 CHAT = len(TITLES) + 1
-AT_CHAT = f"/#chat={CHAT}"
 
 
-def press(page: Page, selector: str, until: str = "true") -> None:
+def see(script: str) -> Step:
+    """Run a script."""
+    return lambda page: page.see(script) and None
+
+
+def press(selector: str, until: str = "true") -> Step:
     """Press a button, and wait."""
-    page.see(f"document.querySelector({selector!r}).click()")
-    page.until(until)
+
+    def step(page: Page) -> None:
+        page.see(f"document.querySelector({selector!r}).click()")
+        page.until(until)
+
+    return step
+
+
+def ask(text: str) -> Step:
+    """Ask, and wait for the end of the answer."""
+    return lambda page: page.ask(text)
+
+
+def columns(number: int) -> Step:
+    """Choose how many answers there are side by side."""
+    return see(f"answers.value = {number}; answers.dispatchEvent(new Event('change'))")
 
 
 def at_chat(page: Page) -> None:
@@ -118,43 +143,41 @@ def at_chat(page: Page) -> None:
     page.until("document.body?.dataset.ready && document.querySelectorAll('article').length === 4")
 
 
-def settings_open(page: Page) -> None:
-    """Open the settings where they are not."""
-    page.see("settings.hidden && document.querySelector('#toggle-settings').click()")
+def chats_open(page: Page) -> None:
+    """Open the list of chats, which narrow windows begin without."""
+    page.see("chats.hidden && document.querySelector('#toggle-chats').click()")
+
+
+def drop(page: Page, files: dict[str, str]) -> None:
+    """Drop files on the page."""
+    made = "".join(f"dropped.items.add(new File([{text!r}], {name!r}));" for name, text in files.items())
+    event = 'document.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped }))'
+    page.see(f"(() => {{ const dropped = new DataTransfer(); {made} {event}; }})()")
 
 
 def attach(page: Page) -> None:
     """Attach two files, and write a question of three lines."""
-    page.see("""(async () => {
-        const dropped = new DataTransfer();
-        dropped.items.add(new File(["a,b\\n1,2\\n".repeat(900)], "timetable-2026.csv"));
-        dropped.items.add(new File(["x ".repeat(90)], "notes.md"));
-        document.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped }));
-    })()""")
+    drop(page, {"timetable-2026.csv": "a,b\n1,2\n" * 900, "notes.md": "x " * 90})
     page.until("document.querySelectorAll('#attached li').length === 2")
     page.see("document.querySelector('#question').focus()")
     page.write("Which of these trips is the shortest,\nwhich one the cheapest,\nand what did I write about them?")
 
 
-def tokens(page: Page) -> None:
-    """Show an answer with its tokens."""
-    press(page, "#toggle-tokens")
-    page.ask("A good cup of tea begins with fresh water, **just** off the boil.")
-    page.until("document.querySelector('.answer .token')")
+def problem(page: Page) -> None:
+    """Attach what can't be read."""
+    drop(page, {"talk.ogg": "x"})
+    page.until("document.querySelector('#problem').textContent")
 
 
 def token(page: Page) -> None:
-    """Open a token."""
-    tokens(page)
-    page.see("document.querySelectorAll('.answer .token')[1].click()")
-    page.until("document.querySelector('#token').open")
+    """Wait for the tokens of an answer."""
+    page.until("document.querySelector('.answer .token')")
 
 
-def columns(page: Page) -> None:
-    """Answer three times."""
-    page.see("answers.value = 3; answers.dispatchEvent(new Event('change'))")
-    page.ask(ANSWER[: ANSWER.index("##")])
-    page.see("answers.value = 1; answers.dispatchEvent(new Event('change'))")
+def steps(page: Page) -> None:
+    """Show the steps of the sampler for the token that is open."""
+    page.see("document.querySelector('#token .buttons button').click()")
+    page.until("document.querySelector('#token .sliders')")
 
 
 def queue(page: Page) -> None:
@@ -171,44 +194,29 @@ def call(page: Page) -> None:
     page.until("document.querySelector('.call button')")
 
 
-def row(page: Page, words: str) -> None:
-    """Press a button of a chat in the list, which a narrow window opens first."""
-    page.see("chats.hidden && document.querySelector('#toggle-chats').click()")
-    page.see(f"document.querySelectorAll('#chat-list li')[1].querySelector('[title={words}]').click()")
-
-
-def problem(page: Page) -> None:
-    """Attach what can't be read."""
-    page.see("""(async () => {
-        const dropped = new DataTransfer();
-        dropped.items.add(new File(["x"], "talk.ogg"));
-        document.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped }));
-    })()""")
-    page.until("document.querySelector('#problem').textContent")
-
-
-STATES: dict[str, tuple[str, Callable[[Page], Any]]] = {
-    "empty": ("echo", lambda page: None),
-    "chats": ("echo", lambda page: page.see("chats.hidden && document.querySelector('#toggle-chats').click()")),
-    "chat": ("echo", at_chat),
-    "chat-top": ("echo", lambda page: (at_chat(page), page.see("document.querySelector('#scroller').scrollTo(0, 0)"))),
-    "edit": ("echo", lambda page: (at_chat(page), page.see("document.querySelectorAll('[title=Edit]')[1].click()"))),
-    "figures": ("echo", lambda page: (at_chat(page), press(page, ".answer:last-child .figures summary"))),
-    "settings": ("echo", lambda page: (at_chat(page), settings_open(page))),
-    "attached": ("echo", attach),
-    "problem": ("echo", problem),
-    "rename": ("echo", lambda page: row(page, "Rename")),
-    "delete": ("echo", lambda page: row(page, "Delete")),
-    "models": ("echo", lambda page: press(page, "#model", "document.querySelectorAll('.catalogue').length > 2")),
-    "window": ("echo", lambda page: (page.ask("Hi"), press(page, "#context", "document.querySelector('#window').open"))),
-    "branches": ("echo", lambda page: (at_chat(page), press(page, "#go", "document.querySelector('#branches').open"))),
-    "tokens": ("echo", tokens),
-    "token": ("echo", token),
-    "columns": ("echo", columns),
-    "answering": ("obedient", queue),
-    "call": ("calling", call),
-    "none": ("none", lambda page: None),
-    "key": ("key", lambda page: None),
+STATES: dict[str, tuple[str, tuple[Step, ...]]] = {
+    "empty": ("echo", ()),
+    "chats": ("echo", (chats_open,)),
+    "chat": ("echo", (at_chat,)),
+    "chat-top": ("echo", (at_chat, see("document.querySelector('#scroller').scrollTo(0, 0)"))),
+    "edit": ("echo", (at_chat, see("document.querySelectorAll('[title=Edit]')[1].click()"))),
+    "figures": ("echo", (at_chat, press(".answer:last-child .figures summary"))),
+    "settings": ("echo", (at_chat, see("settings.hidden && document.querySelector('#toggle-settings').click()"))),
+    "attached": ("echo", (attach,)),
+    "problem": ("echo", (problem,)),
+    "rename": ("echo", (chats_open, press("#chat-list li:nth-child(2) [title=Rename]"))),
+    "delete": ("echo", (chats_open, press("#chat-list li:nth-child(2) [title=Delete]"))),
+    "models": ("echo", (press("#model", "document.querySelectorAll('.catalogue').length > 2"),)),
+    "window": ("echo", (ask("Hi"), press("#context", "document.querySelector('#window').open"))),
+    "branches": ("echo", (at_chat, press("#go", "document.querySelector('#branches').open"))),
+    "tokens": ("echo", (press("#toggle-tokens"), ask(TEA), token)),
+    "token": ("echo", (press("#toggle-tokens"), ask(TEA), token, press(".answer .token", TOKEN_IS_OPEN))),
+    "steps": ("real", (press("#toggle-tokens"), ask("Hello"), token, press(".answer .token", TOKEN_IS_OPEN), steps)),
+    "columns": ("echo", (columns(3), ask(ANSWER[: ANSWER.index("##")]), columns(1))),
+    "answering": ("obedient", (queue,)),
+    "call": ("calling", (call,)),
+    "none": ("none", ()),
+    "key": ("key", ()),
 }
 
 
@@ -217,7 +225,7 @@ def served(mode: str) -> Iterator[LiveServer]:
     """A server in a mode of the fake engines, or without models ("none"), or with a key ("key")."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        model = write(folder / f"{MODEL}.gguf", runnable_model())
+        model = write(folder / f"{MODEL}.gguf", runnable_model({"llama.context_length": 8192}))
         options: dict[str, Any] = {"model": model, "n_ctx": 8192}
         if mode == "calling":
             (folder / "tools.py").write_text(TOOL)
@@ -233,25 +241,26 @@ def served(mode: str) -> Iterator[LiveServer]:
         yield stack.enter_context(server)
 
 
-def take(page: Page, target: Path, height: int | None = None) -> None:
-    """Save what a page shows, its topmost part if there is a height."""
-    clip = {"clip": {"x": 0, "y": 0, "width": page.see("innerWidth"), "height": height, "scale": 1}} if height else {}
-    target.write_bytes(base64.b64decode(page.browser.ask("Page.captureScreenshot", **clip)["data"]))
+def take(page: Page, target: Path) -> None:
+    """Save what a page shows."""
+    target.write_bytes(base64.b64decode(page.browser.ask("Page.captureScreenshot")["data"]))
 
 
 def show(browser: Chromium, server: LiveServer, width: int, scheme: str) -> Page:
     """Open the page as new."""
-    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-    browser.ask("Emulation.setEmulatedMedia", features=[
-        {"name": "prefers-color-scheme", "value": scheme}, {"name": "prefers-reduced-motion", "value": "reduce"},
-    ])  # fmt: skip
+    media = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+    browser.ask(
+        "Emulation.setEmulatedMedia", features=[{"name": name, "value": value} for name, value in media.items()]
+    )
     ready = "document.body?.dataset.ready || document.querySelector('#key')?.open"
     Page(browser, server, width, until=ready).see("localStorage.clear()")
     page = Page(browser, server, width, until=ready)
-    page.browser.ask(
-        "Emulation.setDeviceMetricsOverride", width=width, height=SIZES[width], deviceScaleFactor=1, mobile=False
-    )
+    size(browser, width, SIZES[width])
     return page
+
+
+def size(browser: Chromium, width: int, height: int) -> None:
+    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
 
 def check(page: Page, axe: str, name: str) -> None:
@@ -262,14 +271,36 @@ def check(page: Page, axe: str, name: str) -> None:
         print(f"{name}: {each}", flush=True)
 
 
+def take_for_readme(browser: Chromium, model: str, target: Path) -> None:
+    """Take a picture of the tokens of an answer of a model."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        os.environ.update(LLMRUN_HOME=home, BROWSER="true")
+        command = (sys.executable, "-m", "llmrun", "chat", model, "--web")
+        server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert server.stderr
+            port = next(filter(None, (re.search(r"127\.0\.0\.1:(\d+)", line) for line in server.stderr)))[1]
+            page = Page(browser, SimpleNamespace(port=int(port)))
+            size(browser, 1280, 560)
+            for label, value in {"Maximum tokens": "90", "Seed": "1", "Temperature": "0.7"}.items():
+                page.set(label, value)
+            for step in (press("#toggle-tokens"), ask("What makes a good cup of tea?"), token):
+                step(page)
+            take(page, target)
+        finally:
+            server.terminate()
+            server.wait()
+
+
 def main() -> None:
     """Take the pictures that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="FOLDER", type=Path)
+    parser.add_argument("folder", metavar="FOLDER", type=Path, nargs="?", default=SCREENS)
     parser.add_argument("states", metavar="STATE", nargs="*", help=", ".join(STATES))
     parser.add_argument("--widths", metavar="PIXELS", type=int, nargs="+", default=[*SIZES], choices=[*SIZES])
     parser.add_argument("--schemes", nargs="+", default=["light", "dark"], choices=["light", "dark"])
     parser.add_argument("--axe", metavar="FILE", type=Path)
+    parser.add_argument("--readme", metavar="MODEL")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     axe = arguments.axe.read_text() if arguments.axe else ""
@@ -278,17 +309,19 @@ def main() -> None:
         profile = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         browser = Chromium(Path(profile))
         stack.callback(browser.close)
-        for name in wanted:
-            mode, act = STATES[name]
-            for width in arguments.widths:
-                for scheme in arguments.schemes:
-                    with served(mode) as server:
-                        page = show(browser, server, width, scheme)
-                        act(page)
-                        target = arguments.folder / f"{name}-{width}-{scheme}.png"
-                        take(page, target)
-                        if axe:
-                            check(page, axe, target.stem)
+        if arguments.readme:
+            take_for_readme(browser, arguments.readme, arguments.folder / "page-tokens.png")
+            return
+        for name, width, scheme in itertools.product(wanted, arguments.widths, arguments.schemes):
+            mode, acts = STATES[name]
+            with served(mode) as server:
+                page = show(browser, server, width, scheme)
+                for step in acts:
+                    step(page)
+                target = arguments.folder / f"{name}-{width}-{scheme}.png"
+                take(page, target)
+                if axe:
+                    check(page, axe, target.stem)
     print(arguments.folder)
 
 
