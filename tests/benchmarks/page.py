@@ -28,7 +28,7 @@ from support.chromium import Chromium
 from support.page import IDLE, Page
 from support.served import LiveServer
 
-from llmrun.server.page.files import FOLDER, MEDIA_TYPES
+from llmrun.server.page.files import MEDIA_TYPES, read_file
 
 PROMPT = "Tell me about the sea."
 LLMRUN = (sys.executable, "-m", "llmrun")
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=4)
     arguments = parser.parse_args()
-    n_bytes = sum((FOLDER / name).stat().st_size for name in MEDIA_TYPES)
+    n_bytes = sum(len(read_file(name)) for name in MEDIA_TYPES)
     print(f"bytes of the page: {n_bytes:,} in {len(MEDIA_TYPES)} files")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         folder = Path(home)

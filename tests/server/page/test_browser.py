@@ -31,10 +31,11 @@ RING = 3  # pixels around what has the focus, which must not be cut off
 
 def test_an_answer_streams_as_markdown(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
     page = Page(browser, serve())
-    page.ask("Some *words*.\n\n```python\nx = 1\n```\n\n| a | b |\n| - | -: |\n| 1 | 2 |\n\n[web](https://example.org)")
+    page.ask("Some *words*.\n\n```python\nx = 1\n```\n\n| | b |\n| - | -: |\n| 1 | 2 |\n\n[web](https://example.org)")
     assert page.see(f"{LAST}.querySelector('em').textContent") == "words"
     assert page.see(f"{LAST}.querySelector('pre code').textContent") == "x = 1\n"
     assert page.see(f"{LAST}.querySelector('td.align-right').textContent") == "2"
+    assert page.see(f"[...{LAST}.querySelectorAll('th')].map(each => each.textContent)") == ["b"], "no heading is empty"
     assert page.see(f"{LAST}.querySelector('a').rel") == "noopener noreferrer nofollow"
     assert "tokens/s" in page.see("document.querySelector('.answer .figures').textContent")
     assert page.see("document.querySelector('#context-text').textContent") == "context 9 of 256"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.chromium import Chromium
-from support.page import IDLE, LAST, Page
+from support.page import ACTIVE, IDLE, LAST, Page
 from support.served import LiveServer
 
 from llmrun.chat.store.store import Sessions, folder_in
@@ -58,6 +58,11 @@ def test_who_reads_further_up_is_left_there_when_the_answer_ends(
     page.key("Escape")
     page.until(IDLE)
     assert page.see("document.querySelector('#scroller').scrollTop") == 0
+    page.see("document.querySelector('#turns').focus()")
+    page.tab_to("To the end")
+    page.key("Enter")
+    page.until(f"{BELOW} < 2 && document.querySelector('#to-end').hidden")
+    assert page.see(f"{ACTIVE}.id") == "question"
     page.check()
 
 

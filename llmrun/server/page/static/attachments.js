@@ -1,7 +1,7 @@
 // Files for the next question: texts, images and audio, dropped on the page, pasted, or chosen with a button.
 
 import { post } from "./api.js";
-import { clean, h, iconButton, number } from "./dom.js";
+import { clean, h, icon, iconButton, number } from "./dom.js";
 
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/bmp", "image/webp"]; // that the engine can decode
 const AUDIO = /\.(wav|mp3|flac)$/i;
@@ -51,7 +51,7 @@ export class Attachments {
 
   show() {
     const chip = (item) =>
-      h("li", { "aria-busy": !item.isRead && "true" }, `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.isRead ? "" : ", reading …"}${item.note ? `, ${item.note}` : ""} `, iconButton("close", `Remove ${clean(item.name)}`, () => this.remove(item)));
+      h("li", { "aria-busy": !item.isRead && "true" }, icon("file"), `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.isRead ? "" : ", reading …"}${item.note ? `, ${item.note}` : ""} `, iconButton("close", `Remove ${clean(item.name)}`, () => this.remove(item)));
     const kinds = Object.keys(PLURALS).filter((kind) => this.items.some((item) => item.kind === kind) && this.unable(kind));
     const told = kinds.map((kind) => h("li", { class: "hint" }, `${clean(this.unable(kind))} can't read ${PLURALS[kind]}: it gets a line of text instead`));
     this.element.replaceChildren(...this.items.map(chip), ...told);

@@ -100,7 +100,7 @@ function row(model, chosen, use) {
     told.textContent = wanted === "stop" || state?.error ? clean(state.error || state.text) : "";
     if (wanted === shown) return void (wanted === "stop" && (action.firstChild.value = state.share));
     shown = wanted;
-    if (wanted === "use") action.replaceChildren(button(model.name === chosen ? "In use" : "Use", () => use(model.name), { class: "main", "aria-label": model.name === chosen ? `In use: ${name}` : `Use ${name}` }));
+    if (wanted === "use") action.replaceChildren(button(model.name === chosen ? "In use" : "Use", () => use(model.name), { class: model.name === chosen && "ghost", "aria-label": model.name === chosen ? `In use: ${name}` : `Use ${name}` }));
     else if (wanted === "stop") action.replaceChildren(h("progress", { max: 1, value: state.share, "aria-label": `Download of ${name}` }), button("Stop", () => stop(model.name).catch(() => null), { "aria-label": `Stop the download of ${name}` }));
     else action.replaceChildren(button("Download", () => download(model.name), { "aria-label": `Download ${name}${model.n_bytes ? `, ${size(model.n_bytes)}` : ""}` }));
   }

@@ -23,6 +23,6 @@ async function page(element) {
   for (const each of shown.querySelectorAll("button, .buttons, .icon, textarea")) each.remove();
   for (const each of shown.querySelectorAll("[tabindex]")) each.removeAttribute("tabindex");
   // As text: this page's policy is for the elements that it makes, and allows no styles in them.
-  const styles = `${await text("/ui/files/page.css")}html,body{height:auto}body>h1{padding:1rem max(1rem,calc(50% - var(--column)/2)) 0;font-size:1.3rem;white-space:normal}`;
+  const styles = `${await text("/ui/files/page.css")}html,body{height:auto;background:var(--paper)}body>h1{padding:1rem max(1rem,calc(50% - var(--column)/2)) 0;font-size:1.3rem;white-space:normal}`;
   return `<!doctype html>\n<html lang="en"><head>${html(head)}<style>${styles}</style></head><body>${html(h("h1", {}, document.title), shown)}</body></html>\n`;
 }

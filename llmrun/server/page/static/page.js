@@ -25,10 +25,10 @@ const WAIT = 150; // ms between two looks for the saved answer
 const WIDE = matchMedia("(min-width: 60rem)");
 const WIDEST = matchMedia("(min-width: 100rem)"); // has room for the settings beside a conversation
 const EXAMPLES = [
-  ["Explain", "Explain how a rainbow forms, so that a ten-year-old understands it."],
-  ["Write", "Write a short, friendly letter that moves an appointment to next week."],
-  ["Compare", "Compare trains and planes for a trip of 600 km. Make a table."],
-  ["Program", "Write a Python function that finds the duplicate files in a folder."],
+  ["explain", "Explain", "Explain how a rainbow forms, so that a ten-year-old understands it."],
+  ["edit", "Write", "Write a short, friendly letter that moves an appointment to next week."],
+  ["compare", "Compare", "Compare trains and planes for a trip of 600 km. Make a table."],
+  ["code", "Program", "Write a Python function that finds the duplicate files in a folder."],
 ];
 
 const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
@@ -125,7 +125,7 @@ function emptyElement() {
   const model = state.models.find(({ name }) => name === byId("model").value);
   if (!model) return h("div", { class: "empty" }, icon("mark"), h("h2", {}, "Choose a model first"), h("p", {}, "There is no model on this disk yet. The list shows which ones this machine runs well."), button("Choose a model", openCatalogue, { class: "main" }));
   const facts = [model.n_bytes && size(model.n_bytes), model.n_ctx ? `in memory, context of ${number(model.n_ctx)} tokens` : "loaded with the first question"];
-  const example = ([title, text]) => h("button", { type: "button", class: "example", click: () => ((field.value = text), field.focus()) }, h("b", {}, title), h("span", {}, text));
+  const example = ([name, title, text]) => h("button", { type: "button", class: "example", click: () => ((field.value = text), field.focus()) }, icon(name), h("b", {}, title), h("span", {}, text));
   return h(
     "div",
     { class: "empty" },

@@ -5,6 +5,7 @@ import { byId } from "./dom.js";
 const NEAR = 80; // pixels from the end that count as the end
 export const scroller = byId("scroller");
 export const turns = byId("turns");
+const toEnd = byId("to-end");
 let isAtEnd = true;
 let top = 0;
 
@@ -33,10 +34,16 @@ export function place(elements) {
   scroller.scrollTop = isAtEnd ? scroller.scrollHeight : scrollTop;
 }
 
+/** Return whether the end is in view, and offer the way to it where it is not. */
+function isNear() {
+  toEnd.hidden = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
+  return toEnd.hidden;
+}
+
+toEnd.addEventListener("click", () => (goToEnd(), byId("question").focus()));
 scroller.addEventListener("scroll", () => {
-  const isNear = scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < NEAR;
-  isAtEnd = isNear || (isAtEnd && scroller.scrollTop >= top);
+  isAtEnd = isNear() || (isAtEnd && scroller.scrollTop >= top);
   top = scroller.scrollTop;
 });
-const grown = new ResizeObserver(() => isAtEnd && goToEnd());
+const grown = new ResizeObserver(() => (isAtEnd && goToEnd(), isNear()));
 for (const each of [scroller, turns]) grown.observe(each);

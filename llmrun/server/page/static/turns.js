@@ -115,7 +115,7 @@ export function roundElement({ text, calls }, decide) {
     element.append(row);
   };
   const show = (call) => {
-    const element = h("div", { class: "call", "data-call": call.id }, h("p", {}, "Tool ", h("code", {}, clean(call.name))), h("pre", { class: "plain" }, argumentsText(call.arguments)));
+    const element = h("div", { class: "call", "data-call": call.id }, h("p", {}, icon("tool"), "Tool ", h("code", {}, clean(call.name))), h("pre", { class: "plain" }, argumentsText(call.arguments)));
     if (call.result !== undefined) element.append(resultElement(call.result));
     if (call.asks) ask(call, element);
     return element;
