@@ -207,12 +207,9 @@ class Conversation:
         """
         count = self._count(self.messages(), tools=self.settings.request.tools)
         answer = self.chat.last_answer
-        if answer is None or not answer.stats.context_used:
+        if answer is None or (answer.model, self._answered_under) != (self.model.used, self._beginning()):
             return count
-        if (answer.model, self._answered_under) != (self.model.used, self._beginning()):
-            return count
-        each = (*count.each[:-1], answer.stats.completion_tokens)
-        return count._replace(each=each, total=answer.stats.context_used)
+        return count.after_answer(answer.stats)
 
     def messages(self) -> list[Message]:
         """Return the messages that precede the next question in a request."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llmrun.protocol.jobs import Empty, JobKind
 from llmrun.protocol.jobs.text import TextTokens, TokenizeText
-from llmrun.protocol.messages import AnswerRequest, DraftedToken, PromptHistory
+from llmrun.protocol.messages import AnswerRequest, DraftedToken, PromptHistory, Stats
 from llmrun.protocol.speculation import ComparisonTimes
 
 
@@ -20,6 +20,14 @@ class TokenCount(NamedTuple):
     each: tuple[int, ...]  # of each message's content
     total: int  # of the whole prompt, including what the chat template adds
     history: PromptHistory | None = None  # as in Started
+
+    def after_answer(self, stats: Stats) -> TokenCount:
+        """Return the count of a conversation as its last answer, whose figures are given, left it in the KV cache.
+
+        This is the figure that is shown with the answer. The next prompt may have other tokens, without the reasoning.
+        """
+        left = self._replace(each=(*self.each[:-1], stats.completion_tokens), total=stats.context_used)
+        return left if sum(left.each) <= left.total else self  # another system prompt since, or no figures
 
 
 MOST_CHOICES = 64  # Limit of an answer's tokens with explained choices: the logits of each are stored

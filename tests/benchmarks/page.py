@@ -69,7 +69,7 @@ def on_page(page: Page, front: psutil.Process) -> Shown:
     browser = psutil.Process(page.browser.pid)
     page.see("document.querySelector('#new').click()")
     page.write_question(PROMPT)
-    page.until("document.querySelector('#speed').textContent.includes('first text')")
+    page.until("document.querySelector('#speed').textContent.includes('prompt tokens reused')")
     processes = [front, browser, *browser.children(recursive=True)]
     begun = sum(map(cpu_seconds, processes))
     page.until(IDLE)

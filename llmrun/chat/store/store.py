@@ -37,7 +37,7 @@ class SessionFacts:
     turns: int  # of the current branch
     branches: int
     model: str  # name of the model of the last answer; "" before the first turn
-    first: str  # beginning of the first question; the newest one, if it was edited
+    firsts: tuple[str, ...]  # beginnings of the first question; several if it was edited
 
     @classmethod
     def of(cls, session: int, tree: Tree) -> SessionFacts:
@@ -45,9 +45,13 @@ class SessionFacts:
         path = [entry.part for entry in tree.path()]
         turns = sum(isinstance(part, Question) for part in path)
         model = next((part.model.name for part in reversed(path[-2:]) if isinstance(part, Answer)), "")
-        firsts = [entry.part for entry in tree.entries if entry.parent is None]
-        first = firsts[-1].shown[:200] if firsts and isinstance(firsts[-1], Question) else ""
-        return cls(session, tree.name, tree.created, tree.updated, turns, len(tree.branches), model, first)
+        firsts = tuple(first[:200] for first in tree.first_questions)
+        return cls(session, tree.name, tree.created, tree.updated, turns, len(tree.branches), model, firsts)
+
+    @property
+    def first(self) -> str:
+        """Beginning of the first question; the newest one, if it was edited."""
+        return self.firsts[-1] if self.firsts else ""
 
 
 class Sessions:
@@ -104,7 +108,7 @@ class Sessions:
             try:
                 return SessionFacts.of(session, self._read(session))
             except ResourceError as error:
-                return SessionFacts(session, f"chat-{session}", 0.0, 0.0, 0, 0, "", str(error))
+                return SessionFacts(session, f"chat-{session}", 0.0, 0.0, 0, 0, "", (str(error),))
         facts = self.all()
         if not facts:
             raise self._no_such("")

@@ -197,6 +197,12 @@ class Tree:
         """Id of the newest entry, by which chats of one store are ordered in time; 0 before the first turn."""
         return max((entry.id for entry in self.entries), default=0)
 
+    @property
+    def first_questions(self) -> tuple[str, ...]:
+        """All versions of the first question, as they are shown."""
+        parts = (entry.part for entry in self.entries if entry.parent is None)
+        return tuple(part.shown for part in parts if isinstance(part, Question))
+
     def path(self, branch: str = "") -> tuple[TurnEntry, ...]:
         """Return the conversation of a branch, by default the current one."""
         return path_to(self.branches[branch or self.branch], {entry.id: entry for entry in self.entries})

@@ -53,18 +53,19 @@ class PageWriter(AnswerWriter):
     Args:
         begins: text that the answer was given to begin with.
         notes: lines for the user; sending removes them.
+        arrived: when the request arrived, in seconds of time.perf_counter(); by default now.
 
     Attributes:
         answer: as far as it was received.
     """
 
-    def __init__(self, begins: str = "", notes: list[str] | None = None) -> None:
+    def __init__(self, begins: str = "", notes: list[str] | None = None, arrived: float = 0.0) -> None:
         super().__init__()
         (self.answer,) = self.answers
         self._begins, self._notes = begins, [] if notes is None else notes
         self._waiting = bytearray()
         self._due = 0.0  # when text is sent again
-        self._began = time.monotonic()
+        self._arrived = arrived or time.perf_counter()
         self._first = self._last = 0.0  # times of text
         self._n_pieces = 0  # of text, each a token as a rule
 
@@ -83,7 +84,7 @@ class PageWriter(AnswerWriter):
             reused_tokens=cached,
             completion_tokens=self._n_pieces,
             decode_seconds=self._last - self._first,
-            ttft_seconds=self._first - self._began if self._n_pieces else 0.0,
+            ttft_seconds=self._first - self._arrived if self._n_pieces else 0.0,
             context_used=prompt + self._n_pieces,
         )
 
@@ -105,7 +106,7 @@ class PageWriter(AnswerWriter):
     def part(self, choice: int, part: AnswerPart) -> bytes:
         if part.kind not in ("text", "reasoning"):
             return b""  # calls are sent when they are whole, see PageExchange
-        self._last = time.monotonic()
+        self._last = time.perf_counter()
         self._first = self._first or self._last
         self._n_pieces += len(part.logprobs) or 1
         tokens = {"tokens": logprob_entries(part.logprobs)} if part.logprobs else {}
@@ -331,7 +332,7 @@ class PageExchange(Exchange):
         """Send one answer of the model."""
         if turn.answer.rounds:
             self._arrived = time.perf_counter()
-        self._round_writer = writer = PageWriter(request.begins, self._notes)
+        self._round_writer = writer = PageWriter(request.begins, self._notes, self._arrived)
         try:
             await self._answer(self._completion._replace(request=request), pooled, writer)
         finally:

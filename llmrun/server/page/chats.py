@@ -156,7 +156,7 @@ class PageChats:
 
     def all(self) -> list[dict[str, Any]]:
         """Return all chats, the one used last first."""
-        return [{**asdict(facts), "title": _title(facts.name, facts.first)} for facts in self._sessions.all()]
+        return [{**asdict(facts), "title": _title(facts.name, facts.firsts)} for facts in self._sessions.all()]
 
     def search(self, text: str) -> list[dict[str, Any]]:
         """Return the chats with messages that contain every word of a text, best first, with the text around."""
@@ -297,10 +297,12 @@ class PageChats:
         *before, question = path_to(found.parent, entries)
         return _said(tree.system, in_window(before), question), found.part
 
-    def said(self, chat: int) -> Said:
-        """Return the messages of the current branch that the model still sees."""
+    def said(self, chat: int) -> tuple[Said, Answer | None]:
+        """Return the messages of the current branch that the model still sees, and the answer that ends it, if any."""
         tree = self._sessions.tree(str(chat))
-        return _said(tree.system, in_window(tree.path()))
+        path = tree.path()
+        last = path[-1].part if path else None
+        return _said(tree.system, in_window(path)), last if isinstance(last, Answer) else None
 
     def close_question(self, chat: int, answer: Answer | None) -> None:
         """Save an answer to the open question, if any; let the chat go with the last one."""
@@ -432,10 +434,9 @@ def _conversation(tree: Tree) -> dict[str, Any]:
     for entry in tree.entries:
         alternatives.setdefault(entry.parent, []).append(entry.id)
     entries = [{**_entry_data(entry), "alternatives": alternatives[entry.parent]} for entry in tree.path()]
-    first = next((each["text"] for each in entries), "")
     return {
         "name": tree.name,
-        "title": _title(tree.name, first),
+        "title": _title(tree.name, tree.first_questions),
         "system": tree.system,
         "documents": tree.documents,
         "branch": tree.branch,
@@ -443,11 +444,15 @@ def _conversation(tree: Tree) -> dict[str, Any]:
     }
 
 
-def _title(name: str, first: str) -> str:
-    """Return the name that the user gave a chat, or else its first question, cut at a word."""
-    if not first or not re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name):
+def _title(name: str, firsts: Sequence[str]) -> str:
+    """Return the name that the user gave a chat, or else its first question, cut at a word.
+
+    Args:
+        firsts: all versions of the first question; the chat was named after one of them.
+    """
+    if not any(re.fullmatch(re.escape(name_from(first)) + r"(-\d+)?", name) for first in firsts):
         return name
-    line = " ".join(_MARKUP.sub("", first).split())
+    line = " ".join(_MARKUP.sub("", firsts[-1]).split())
     if len(line) <= _LONGEST_TITLE:
         return line
     return f"{line[:_LONGEST_TITLE].rpartition(' ')[0] or line[: _LONGEST_TITLE - 1]}…"

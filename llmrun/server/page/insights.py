@@ -199,10 +199,12 @@ class PageInsights:
     async def _context(self, request: Request) -> Response:
         """Return what fills the context window of a chat: {"chat", "model"}."""
         fields = await read_fields(request)
-        said = await self._chats.run(partial(self._chats.said, needed_id(fields, "chat")))
+        said, answer = await self._chats.run(partial(self._chats.said, needed_id(fields, "chat")))
         async with self._state.engine(fields.text("model") or "", request.receive) as (engine, pooled):
             messages = await _messages(pooled.loaded_model, said)
             counted = await engine.do(COUNT_TOKENS, AnswerRequest(messages))
+            if answer is not None and answer.model == pooled.loaded_model.used:
+                counted = counted.after_answer(answer.stats)
             rows = [
                 {"role": message.role, "text": message.content[:80], "tokens": tokens}
                 for message, tokens in zip(messages, counted.each, strict=True)

@@ -14,9 +14,9 @@ from llmrun.server.page.answering import PageWriter
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that time.monotonic() gives."""
+    """The seconds that time.perf_counter() gives."""
     now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -33,6 +33,12 @@ def test_the_first_text_is_sent_at_once_and_the_next_ones_together(clock: list[f
 
 def test_the_progress_of_prefill_is_sent() -> None:
     assert PageWriter().feed(0, PrefillProgress(1, 512, 0.5)) == b'event: prefill\ndata: {"computed_tokens":512}\n\n'
+
+
+def test_the_first_token_of_a_stopped_answer_is_timed_from_the_arrival_of_its_request(clock: list[float]) -> None:
+    writer = PageWriter(arrived=990.0)
+    writer.feed(0, answers.text("word"))
+    assert writer.stats.ttft_seconds == 10.0
 
 
 def test_slow_text_never_waits(clock: list[float]) -> None:

@@ -422,9 +422,8 @@ def test_passages_stand_below_their_question(
     page.ask("Where is the tea?")
     shown = "document.querySelector('.question .passages')"
     assert page.see(f"{shown}.querySelector('summary').textContent") == "1 passage of 1 file"
-    assert page.see(f"{shown}.querySelector('li summary').textContent").startswith(
-        "tea.md, lines 1-2 · Kitchen · score "
-    )
+    words = page.see(f"{shown}.querySelector('li summary').textContent")
+    assert words == "tea.md, lines 1-2 · Kitchen", "a score of 0.00 says nothing"
     assert page.see(f"{shown}.querySelector('pre').textContent") == "# Kitchen\nTea is <b>here</b>."
     assert page.see("document.querySelector('.question .text').textContent") == "Where is the tea?"
     page.check()
@@ -457,6 +456,71 @@ def test_the_empty_chat_says_that_none_can_be_saved(
     page.until(f"{IDLE} && document.querySelector('.empty')?.textContent.startsWith('Ask tiny')")
 
 
+def test_a_question_without_a_model_stays_and_the_models_are_shown(
+    browser: Chromium, serve: Callable[..., LiveServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
+    page = Page(browser, serve(names=()))
+    page.write_question("Hello?")
+    page.until("document.querySelector('#catalogue').open")
+    page.key("Escape")
+    assert page.see("document.querySelector('#question').value") == "Hello?"
+    assert page.see("document.querySelector('#problem').textContent") == ""
+    assert page.server.get("/ui/chats").json["chats"] == []
+    page.check()
+
+
+def test_another_chat_stays_open_though_a_question_is_saved_meanwhile(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve())
+    page.see("""{
+        const { fetch } = window;
+        window.fetch = async (path, ...rest) => {
+            if (path === "/ui/ask") await new Promise((done) => (window.goOn = done));
+            return fetch(path, ...rest);
+        };
+    }""")
+    page.write_question("Slow")
+    page.until("window.goOn")
+    page.see("document.querySelector('#new').click()")
+    page.see("goOn()")
+    page.until("document.querySelector('[data-chat=\"1\"]')")
+    page.until(f"{IDLE} && document.querySelector('[data-chat=\"1\"]').ariaBusy !== 'true'")
+    assert page.see("document.querySelectorAll('article').length") == 0
+    page.see("document.querySelector('[data-chat=\"1\"]').click()")
+    page.until(f"{LAST}?.textContent.trim() === 'Slow'")
+    page.check()
+
+
+def test_a_server_that_is_back_is_noticed(browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path) -> None:
+    server = serve()
+    page = Page(browser, server)
+    page.ask("Hi")
+    server.end()
+    server.wait()
+    page.write_question("Are you there?")
+    page.until("document.querySelector('#problem').textContent.includes('be reached')")
+    with LiveServer(tmp_path, ("echo",), port=server.port, n_ctx=2_000_000):
+        page.until("!document.querySelector('#problem').textContent")
+        assert page.see("document.querySelector('#question').value") == "Are you there?"
+        page.key("Enter")
+        page.until(f"{IDLE} && {LAST}.textContent.trim() === 'Are you there?'")
+
+
+def test_each_paragraph_has_its_own_direction(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
+    page = Page(browser, serve())
+    page.ask("English first\n\nשלום\n\n- one\n- שלום")
+    starts = page.see(f"""[...{LAST}.querySelectorAll('p, li')].map(each => {{
+        const range = document.createRange();
+        range.selectNodeContents(each);
+        const [text, box] = [range, each].map(one => one.getBoundingClientRect());
+        return text.left - box.left < box.right - text.right ? 'left' : 'right';
+    }})""")
+    assert starts == ["left", "right", "left", "right"]
+    page.check()
+
+
 def test_figures_can_be_switched_off_and_stay_so(browser: Chromium, serve: Callable[..., LiveServer]) -> None:
     page = Page(browser, serve())
     page.ask("Hi")
@@ -479,6 +543,7 @@ def test_the_key_is_asked_for_once_and_kept_in_the_tab(browser: Chromium, serve:
     page.write("wrong key")
     page.key("Enter")
     page.until("document.querySelector('#key').open && !document.querySelector('#key-input').value")
+    assert "The server refused that key." in page.see("document.querySelector('#key').textContent")
     page.write("0123456789abcdef")
     page.key("Enter")
     page.until(IDLE)
@@ -613,6 +678,9 @@ def test_a_reload_in_mid_answer_goes_on_and_a_stop_keeps_the_figures(
     is_answering = "document.body?.dataset.ready && document.querySelector('#stop')?.hidden === false"
     page.until(f"{is_answering} && {LAST}?.textContent.includes('Hel')")
     assert page.see("document.querySelectorAll('.answer').length") == 1
+    assert page.see("document.querySelector('#speed').textContent") == "0 of 3 prompt tokens reused", (
+        "no rate of a replay"
+    )
     page.see("document.querySelector('#stop').click()")
     page.until(f"{IDLE} && document.querySelector('.answer .figures')")
     figures = page.see("document.querySelector('.answer .figures').textContent")

@@ -125,7 +125,12 @@ def test_the_context_window_is_counted(server: LiveServer, chat: dict[str, Any])
     found = server.post("/ui/context", {"chat": chat["id"]}).json
     assert [row["role"] for row in found["messages"]] == ["system", "user", "assistant"]
     assert all(row["tokens"] > 0 for row in found["messages"][:2])
-    assert 0 < found["total"] < found["n_ctx"] == 2048
+    stats = server.get(f"/ui/chats/{chat['id']}").json["entries"][-1]["stats"]
+    assert 0 < found["total"] == stats["context_used"] < found["n_ctx"] == 2048, "as the bar below the answer says"
+    assert found["messages"][-1]["tokens"] == stats["completion_tokens"]
+    server.post("/ui/system", {"chat": chat["id"], "system": "Talk like a pirate. " * 50})
+    longer = server.post("/ui/context", {"chat": chat["id"]}).json
+    assert longer["total"] > sum(row["tokens"] for row in longer["messages"]) > found["total"]
 
 
 def test_an_answer_of_another_model_is_not_explained_by_this_one(server: LiveServer, chat: dict[str, Any]) -> None:

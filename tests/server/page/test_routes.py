@@ -183,6 +183,18 @@ def test_an_earlier_question_is_edited_or_answered_again_on_a_branch(server: Liv
     assert edited["entries"][0]["alternatives"] == [question, edited["entries"][0]["id"]]
 
 
+def test_a_chat_has_the_title_of_its_edited_question_unless_it_was_renamed(server: LiveServer) -> None:
+    chat = ask(server, "Count to *forty*, please")
+    answer(server, chat)
+    shown = read(server, chat)
+    first, end = shown["entries"][0]["id"], shown["entries"][-1]["id"]
+    edited = ask(server, "Count to *five*, please", chat=chat["id"], after=end, beside=first)
+    listed = server.get("/ui/chats").json["chats"][0]
+    assert edited["title"] == listed["title"] == "Count to *five*, please"
+    server.post("/ui/rename", {"chat": chat["id"], "name": "Counting"})
+    assert read(server, chat)["title"] == "Counting"
+
+
 def test_undo_gives_the_question_back_and_its_branch_stays(server: LiveServer) -> None:
     chat = ask(server, "first")
     answer(server, chat)

@@ -4,9 +4,10 @@ import { byId, h } from "./dom.js";
 
 const KEY = "llmrun.key"; // kept until the tab is closed
 let asking = null;
+let isGone = false; // the server, at the last request
 
-/** Ask for the key of the server, once for all requests that wait. */
-function askForKey() {
+/** Ask for the key of the server, once for all requests that wait. `refused` is the one that was not right. */
+function askForKey(refused) {
   asking ??= new Promise((done) => {
     const dialog = byId("key");
     const input = h("input", { type: "password", id: "key-input", autocomplete: "off", required: true });
@@ -16,7 +17,7 @@ function askForKey() {
       dialog.close();
     };
     dialog.replaceChildren(
-      h("form", { submit }, h("h2", { id: "key-title" }, "This server asks for a key"), h("label", { for: "key-input" }, "Key, one line of its --key-file; it is kept until this tab is closed"), input, h("div", { class: "buttons" }, h("button", { class: "main" }, "Use it"))),
+      h("form", { submit }, h("h2", { id: "key-title" }, "This server asks for a key"), h("label", { for: "key-input" }, "Key, one line of its --key-file; it is kept until this tab is closed"), input, refused && h("p", { role: "alert" }, "The server refused that key."), h("div", { class: "buttons" }, h("button", { class: "main" }, "Use it"))),
     );
     dialog.onclose = () => {
       asking = null;
@@ -35,11 +36,14 @@ async function request(path, options = {}) {
     response = await fetch(path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    isGone = true;
     throw new Error("The server can't be reached. Is llmrun serve still running?");
   }
+  if (isGone) document.dispatchEvent(new Event("reached"));
+  isGone = false;
   if (response.ok) return response;
   if (response.status === 401) {
-    if (sessionStorage.getItem(KEY) === key) await askForKey();
+    if (sessionStorage.getItem(KEY) === key) await askForKey(key);
     if (sessionStorage.getItem(KEY) !== key) return request(path, options);
   }
   const body = await response.json().catch(() => null);

@@ -1,7 +1,7 @@
 // Several answers to one question, decoded together in columns: their figures, and the first token where each parts from the first one.
 
 import { answer as streamed } from "./api.js";
-import { button, clean, h, short } from "./dom.js";
+import { button, clean, h, number, short } from "./dom.js";
 import { LiveMarkdown } from "./markdown.js";
 import { quoted } from "./tokens.js";
 import { LABELS } from "./settings.js";
@@ -12,7 +12,8 @@ class Column {
     this.body = body;
     this.parts = answerParts(body.model);
     this.text = new LiveMarkdown(this.parts.text, () => this.ended || this.showTime());
-    this.hint = h("p", { class: "hint" }, "waiting …");
+    this.doing = "waiting";
+    this.hint = h("p", { class: "hint waiting" }, "waiting …");
     this.buttons = h("div", { class: "buttons" });
     this.parts.below.replaceChildren(this.buttons, this.hint);
     this.tokens = [];
@@ -20,18 +21,23 @@ class Column {
 
   async run(signal) {
     this.began = performance.now();
+    const clock = setInterval(() => this.ended || this.text.text || (this.hint.textContent = `${this.doing} … ${this.seconds}`), 250);
     try {
       for await (const events of streamed(this.body, signal)) for (const [name, data] of events) this.take(name, data);
     } catch (error) {
       this.ended = true;
       this.hint.textContent = error.name === "AbortError" ? "stopped" : clean(error.message);
     }
+    clearInterval(clock);
+    this.hint.classList.remove("waiting");
     this.text.end();
   }
 
   take(name, data) {
-    if (name === "started") this.hint.textContent = "prefill …";
+    if (name === "started") this.doing = "prefill";
+    else if (name === "prefill") this.doing = `prefill ${number(data.computed_tokens)} tokens`;
     else if (name === "reasoning") {
+      this.doing = "reasoning";
       this.parts.folded.hidden = false;
       this.parts.reasoning.append(clean(data.text));
     } else if (name === "text") {

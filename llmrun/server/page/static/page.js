@@ -245,23 +245,36 @@ async function listChats() {
   }
 }
 
+/** Show what is saved now, after the page was hidden or the server gone. */
+function refresh() {
+  if (state.running.size || state.isAsking) return;
+  guarded(async () => {
+    await Promise.all([showModels(), listChats()]);
+    if (state.chat.id) show(await get(`/ui/chats/${state.chat.id}`));
+  });
+}
+
 const markCurrent = () => chats.mark(state.chat?.id ?? null, new Set(state.running.keys()));
 
 // ---- questions and answers ----
 
 async function ask(text, beside = null) {
   if (!text.trim() || state.isAsking) return;
+  if (!byId("model").value) return void openCatalogue(); // the question stays in its field
   state.isAsking = true; // until the question is saved
   try {
     await attached.ready;
     if (running()) return void queue(text);
     if (state.isStale && !(await guarded(async () => (show(await get(`/ui/chats/${state.chat.id}`)), true)))) return;
-    const saved = await postQuestion(state.chat, text, beside, beside ? {} : attached.fields);
+    const { chat } = state;
+    const saved = await postQuestion(chat, text, beside, beside ? {} : attached.fields);
     if (!saved) return;
     if (!beside) clearQuestion(text);
-    goToEnd();
-    show(saved);
-    (Number(settings.answers.value) > 1 ? compare : answer)(lastOf(saved).id);
+    if (state.chat === chat || isShown(saved)) {
+      goToEnd();
+      show(saved);
+    } // else another chat was opened meanwhile
+    (Number(settings.answers.value) > 1 ? compare : answer)(lastOf(saved).id, { chat: saved });
   } finally {
     state.isAsking = false;
   }
@@ -316,7 +329,7 @@ async function readFolder(folder, tell) {
 }
 
 /** Answer a question several times at once, in columns. */
-async function compare(question) {
+async function compare(question, { chat }) {
   const values = { model: byId("model").value, ...settings.values };
   const goOn = (id) => {
     if (running()) return;
@@ -324,7 +337,6 @@ async function compare(question) {
     guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
   };
   const sides = settings.sides(values).map((side) => ({ ...side, tools: false }));
-  const { chat } = state;
   const live = Object.assign(new Comparison(chat.id, question, sides, goOn), { queued: [] });
   const known = knownIds(chat);
   state.running.set(chat.id, live);
@@ -520,15 +532,16 @@ class LiveAnswer {
     this.last = performance.now();
   }
 
-  /** Say how fast it goes: pieces of text are nearly tokens; the exact figures come with the end. */
+  /** Say how fast it goes: pieces of text are nearly tokens; the exact figures, and the time to the first token, come with the end. */
   showSpeed() {
     const waited = short((performance.now() - this.began) / 1000);
     let text = "";
     if (!this.hasStarted) text = `${isLoaded(this.body.model) ? "waiting" : `loading ${clean(this.body.model)}`} … ${waited} s`;
     else if (!this.pieces) text = `prefill ${number(this.computed)} of ${number(this.prompt.prompt_tokens - this.prompt.cached_tokens)} tokens, ${number(this.prompt.cached_tokens)} reused … ${waited} s`;
     else {
-      const rate = this.pieces > 1 && this.last > this.first ? ` · decode ~${short(((this.pieces - 1) * 1000) / (this.last - this.first))} tokens/s` : "";
-      text = `first text after ${short((this.first - this.began) / 1000)} s · ${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused${rate}`;
+      const hasRate = this.pieces > 1 && this.last > this.first && !this.isRunning; // what came before a reload comes at once
+      const rate = hasRate && `decode ~${short(((this.pieces - 1) * 1000) / (this.last - this.first))} tokens/s`;
+      text = [rate, `${number(this.prompt.cached_tokens)} of ${number(this.prompt.prompt_tokens)} prompt tokens reused`].filter(Boolean).join(" · ");
     }
     this.told.textContent = text;
     if (isShown(this.chat)) byId("speed").textContent = text;
@@ -702,13 +715,8 @@ function listen() {
     if (running()) running().stop();
     else if (!WIDE.matches) for (const id of ["chats", "settings"]) toggle(id, false);
   });
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden || state.running.size) return;
-    guarded(async () => {
-      await listChats();
-      if (state.chat.id) show(await get(`/ui/chats/${state.chat.id}`));
-    });
-  });
+  document.addEventListener("visibilitychange", () => document.hidden || refresh());
+  document.addEventListener("reached", refresh);
 }
 
 async function begin() {

@@ -103,7 +103,7 @@ export function questionElement(entry, { edit, go, answer }) {
 /** Return the passages of documents that were sent with a question, numbered as the model saw them. */
 function passagesElement({ passages, passages_line }) {
   const note = ({ place, heading, score, text }) =>
-    h("li", {}, h("details", {}, h("summary", {}, clean([place, heading, `score ${number(score, 2)}`].filter(Boolean).join(" · "))), h("pre", { class: "plain" }, clean(text))));
+    h("li", {}, h("details", {}, h("summary", {}, clean([place, heading, score >= 0.005 && `score ${number(score, 2)}`].filter(Boolean).join(" · "))), h("pre", { class: "plain" }, clean(text))));
   return h("details", { class: "hint passages" }, h("summary", {}, passages_line), h("ol", {}, passages.map(note)));
 }
 
