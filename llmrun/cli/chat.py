@@ -115,6 +115,14 @@ def chat(
         bool,
         typer.Option("--web", help="Chat on a page in the browser, until Ctrl-C here.", rich_help_panel="Chat"),
     ] = False,
+    phone: Annotated[
+        bool,
+        typer.Option(
+            "--phone",
+            help="With --web: print a code that opens the page on a phone in this network.",
+            rich_help_panel="Chat",
+        ),
+    ] = False,
     preset: PresetOption = None,
     stats: StatsOption = None,
     at: AtOption = None,
@@ -130,15 +138,17 @@ def chat(
     """Chat with a model. Ctrl-C stops an answer and keeps it; Ctrl-D exits."""
     if web:
         _refuse_with_web(context)
-        _show_page(model, preset, saving, loading, docs, tooling)
+        _show_page(model, preset, saving, loading, docs, tooling, phone=phone)
         return
+    if phone:
+        raise UsageError("--phone needs --web", hint="llmrun chat --web --phone")
     loading = replace(loading, server=remote_server(at, key_file))
     talk_with(model, stats, answer, docs, tooling, saving, loading, flags)
 
 
 def _refuse_with_web(context: typer.Context) -> None:
     """Raise UsageError for an option that only a chat on the terminal has."""
-    shared = {"model", "web", "preset", "last", "session", *inspect.signature(load_options).parameters}
+    shared = {"model", "web", "phone", "preset", "last", "session", *inspect.signature(load_options).parameters}
     shared |= {*inspect.signature(tooling).parameters, *inspect.signature(documents).parameters}
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
@@ -157,6 +167,8 @@ def _show_page(
     loading: LoadingOptions,
     docs: DocsOptions,
     options: ToolOptions,
+    *,
+    phone: bool,
 ) -> None:
     """Serve the page of a new chat, or of the one that goes on, until Ctrl-C."""
     from llmrun.cli.serve import serve_page
@@ -169,7 +181,7 @@ def _show_page(
             saved.release()
     if not model:
         raise no_model("chat --web")
-    serve_page(model, loading, docs, options, page)
+    serve_page(model, loading, docs, options, page, phone=phone)
 
 
 def talk_with(

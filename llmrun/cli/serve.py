@@ -54,7 +54,7 @@ from llmrun.server.pool import Defaults
 from llmrun.server.protocols.fields import read_time
 from llmrun.server.registry import END_NOW, RunningServer, allow_many_connections, bind, registered
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.views.serve import ServeView, TimedLines
+from llmrun.ui.views.serve import ServeView, TimedLines, show_phone
 
 if TYPE_CHECKING:
     from llmrun.chat.passages import FolderIndex
@@ -221,13 +221,16 @@ def _run_on(output: Output, typed: Sequence[str], port: int, options: ServeOptio
         serve_in_background(output, arguments, port)
 
 
-def serve_page(name: str, loading: LoadingOptions, docs: DocsOptions, tooling: ToolOptions, page: str) -> None:
+def serve_page(
+    name: str, loading: LoadingOptions, docs: DocsOptions, tooling: ToolOptions, page: str, *, phone: bool = False
+) -> None:
     """Serve a model on a free port of loopback, for the page alone, until Ctrl-C.
 
     Args:
         docs: documents of the page.
         tooling: tools of the page.
         page: path of the page that the browser opens.
+        phone: the page is open to a phone, too.
     """
     allow_many_connections()
     listening = bind(_LOOPBACK, 0, "llmrun chat --web")
@@ -250,7 +253,7 @@ def serve_page(name: str, loading: LoadingOptions, docs: DocsOptions, tooling: T
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     with page_tools(output, tooling) as tools, open_documents(output, docs, loading) as index:
         output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
-        run_in_event_loop(_run(output, options, listening, None, tools, index, log_json=False))
+        run_in_event_loop(_run(output, options, listening, None, tools, index, log_json=False, phone=phone))
 
 
 def _open_browser(address: str) -> bool:
@@ -414,8 +417,10 @@ async def _run(
     index: FolderIndex | None,
     *,
     log_json: bool,
+    phone: bool = False,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
+    from llmrun.server.phone import code_of
     from llmrun.server.serving import Serving
 
     view = ServeView(output, log_json=log_json)
@@ -451,6 +456,9 @@ async def _run(
     host, port = listening.getsockname()[:2]
     host = _EVERYWHERE.get(host, host)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    if phone:
+        await serving.phone.open()
+        show_phone(output, serving.phone.address, code_of(serving.phone.address))
     view.begin(address, serving.names, has_keys=bool(options.policy.keys))
     log = os.environ.get(LOG_VARIABLE, "")
     with registered(settings.state_dir, address) as entry:

@@ -63,6 +63,7 @@ class Policy:
     origins: frozenset[str] = frozenset()  # of pages: "https://example.org", "app://" for a whole scheme, or "*"
     keys: tuple[bytes, ...] = field(default=(), repr=False)  # if there are any, a client must send one
     any_address: bool = False  # the Host header may be any IP address, which can't be rebound
+    is_own: bool = False  # the key is that of the user who runs this server: it opens the chats, see PhoneAccess
     secret: bytes = field(default_factory=partial(secrets.token_bytes, _SECRET_BYTES), repr=False)  # of owner()
 
     def allows_host(self, host: str) -> bool:
@@ -147,7 +148,7 @@ def with_saved_secret(policy: Policy, folder: Path) -> Policy:
 
 
 class Guard:
-    """ASGI middleware that rejects requests; the others get `scope["owner"]`, see Policy.owner().
+    """ASGI middleware that rejects requests; the others get scope["owner"], see Policy.owner(), and scope["is_own"].
 
     Args:
         reject: sends an error.
@@ -202,6 +203,7 @@ class Guard:
             hint = "Authorization: Bearer KEY, or x-api-key: KEY"
             raise InvalidKeyError("the API key is missing or wrong", hint=hint)
         scope["owner"] = owner or ""
+        scope["is_own"] = self._policy.is_own and owner is not None
         lengths = [value for name, value in headers if name == b"content-length"]
         if len(lengths) > 1 or (lengths and header(headers, b"transfer-encoding") is not None):
             raise MalformedRequestError("the request has two body lengths")

@@ -36,6 +36,7 @@ from llmrun.server.model_routes import ModelCatalog
 from llmrun.server.page.insights import Explain
 from llmrun.server.page.routes import PageRoutes
 from llmrun.server.page.tools import PageTools
+from llmrun.server.phone import PhoneAccess
 from llmrun.server.pool import NO_ADAPTERS, Defaults, Pool, PooledModel, ServedAdapters, no_defaults
 from llmrun.server.protocols.stored_responses import ResponseStore
 from llmrun.server.registry import ServedDrafts
@@ -147,7 +148,8 @@ class Serving:
         state = ServerState(self._pool, self._traffic, self.metrics, options.sampling, ResponseStore())
         catalog = ModelCatalog(settings, {name: path for name, (_, path) in files.items()})
         manage = ManageRoutes(self._pool, settings, is_open=options.allow_manage)
-        self._page = PageRoutes(state, catalog, settings.state_dir, explain, tools, options.presets, index)
+        self.phone = PhoneAccess(self._listener)
+        self._page = PageRoutes(state, catalog, settings.state_dir, explain, tools, self.phone, options.presets, index)
         self._http = HttpApp(state, catalog=catalog, page=self._page, manage=manage, on_served=on_served)
         self._ending = asyncio.Event()
 
@@ -170,11 +172,14 @@ class Serving:
             projector=find_projector(path, options.projector if is_first else None, located.spec.modelfile.projector),
         )
 
+    def _listener(self, policy: Policy, listening: socket.socket) -> Listener:
+        return Listener(self._http.app(policy), listening, self._options.receive_seconds)
+
     async def run(self, listening: socket.socket) -> None:
         """Serve on this socket until end() is called and running answers are finished or their grace period is over."""
         options = self._options
         policy = with_saved_secret(options.policy, self._settings.state_dir)
-        listener = Listener(self._http.app(policy), listening, options.receive_seconds)
+        listener = self._listener(policy, listening)
         await listener.start()
         warming = [asyncio.ensure_future(self._warm(name)) for name in options.names]
         try:
@@ -183,6 +188,7 @@ class Serving:
         finally:
             for task in warming:
                 task.cancel()
+            await self.phone.close()
             await listener.stop()
             await self._pool.close()
             await self._page.close()

@@ -134,4 +134,5 @@ def test_what_the_page_has_settings_for_is_not_given_beside_web(words: tuple[str
 
 def test_the_page_needs_a_model_or_a_chat() -> None:
     assert "--web" in refused("chat", "--web").hint
+    assert refused("chat", "tiny", "--phone").hint == "llmrun chat --web --phone"
     assert refused("chat", "--web", "--session", "nothing").what == "there is no saved chat 'nothing'"

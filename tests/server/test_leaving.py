@@ -58,6 +58,7 @@ NO_WORK = {
     "/ui/download/stop", "/ui/hub", "/ui/rename", "/v1/responses/{name}/cancel", "/v1/chat/completions/{name}",
     "/ui/applies", "/ui/folder", "/ui/delete", "/ui/ask", "/ui/documents", "/ui/go", "/ui/undo", "/ui/system",
     "/ui/stop", "/ui/decide", "/ui/speed", "/ui/servers/start",
+    "/ui/phone",
 }  # fmt: skip
 """Routes that ask no loaded model: files, downloads, saved chats, what is kept in memory; /ui/speed has its own."""
 

@@ -95,18 +95,21 @@ async def _check_sender(scope: Scope) -> None:
     """Raise OriginRejectedError unless a request comes from this server's page, or a program, of this user.
 
     Pages of other ports are of the same site, and other users of this machine reach loopback too. The origins of
-    --allow-origin may use models, but read no chats; older browsers send no Sec-Fetch-Site.
+    --allow-origin may use models, but read no chats; older browsers send no Sec-Fetch-Site. The key of the user's phone
+    stands for the user.
     """
     headers = scope["headers"]
     origin, host = (header(headers, name) or b"" for name in (b"origin", b"host"))
     is_foreign = bool(origin) and origin.partition(b"://")[2].lower() != host.lower()
     if is_foreign or header(headers, b"sec-fetch-site") not in _OWN_SITES:
         raise OriginRejectedError("another page may not ask this", hint="open the page of this server itself")
+    if scope.get("is_own"):
+        return
     client, server = scope.get("client"), scope.get("server")
     if is_forwarded(headers) or not client or not server or not await asyncio.to_thread(is_same_user, client, server):
         raise OriginRejectedError(
             "the saved chats are only for the user who runs this server, on the same machine",
-            hint="start llmrun serve of your own",
+            hint="start llmrun serve of your own; a phone gets in by the code of the page's settings",
         )
 
 

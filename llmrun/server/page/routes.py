@@ -36,6 +36,7 @@ from llmrun.server.page.files import HEADERS, INDEX, MEDIA_TYPES, read_file
 from llmrun.server.page.insights import Explain, PageInsights
 from llmrun.server.page.requests import needed_id, own, read_fields, read_id
 from llmrun.server.page.tools import PageTools
+from llmrun.server.phone import PhoneAccess, code_of
 from llmrun.server.pool import PooledModel
 
 _LONGEST_SEARCH = 500  # characters
@@ -51,6 +52,7 @@ class PageRoutes:
         state_dir: folder with the saved chats.
         explain: explains an answer of the page.
         tools: that a model may call on the page.
+        phone: opens the page from the network.
         index: of documents, for the chats of the page.
         presets: reads the user's presets: name, model, system, thinking, and values of the fields of an answer.
     """
@@ -62,12 +64,13 @@ class PageRoutes:
         state_dir: Path,
         explain: Explain,
         tools: PageTools,
+        phone: PhoneAccess,
         presets: Callable[[], list[dict[str, Any]]] = list,
         index: FolderIndex | None = None,
     ) -> None:
         self._state, self._pool, self._catalog = state, state.pool, catalog
         self._chats = PageChats(state_dir, index)
-        self._tools = tools
+        self._tools, self._phone = tools, phone
         self._answering = PageAnswers(state, self._chats, self._tools)
         self._insights = PageInsights(state, self._chats, explain)
         self._catalogue = CatalogueRoutes()
@@ -85,6 +88,8 @@ class PageRoutes:
             Route("/ui/applies", own(self._applies), methods=post),
             Route("/ui/folder", own(self._folder), methods=post),
             Route("/ui/presets", own(self._presets), methods=get),
+            Route("/ui/phone", own(self._show_phone), methods=get),
+            Route("/ui/phone", own(self._switch_phone), methods=post),
             Route("/ui/chats", own(self._list), methods=get),
             Route("/ui/chats/{chat:int}", own(self._read), methods=get),
             Route("/ui/chats/{chat:int}/head", own(self._head), methods=get),
@@ -126,6 +131,21 @@ class PageRoutes:
             raise RouteNotFoundError(f"the page has no file {name[:200]!r}")
         data = await asyncio.to_thread(read_file, name)
         return Response(data, headers={**HEADERS, "content-type": MEDIA_TYPES[name]})
+
+    # ---- the phone ----
+
+    async def _show_phone(self, request: Request) -> Response:
+        """Return the address of the page for a phone, and its code, see code_of(); "" while nothing listens there."""
+        address = self._phone.address
+        return JSONResponse({"address": address, "code": await asyncio.to_thread(code_of, address) if address else []})
+
+    async def _switch_phone(self, request: Request) -> Response:
+        """Let a phone open the page, or no longer: {"on"}. Return what _show_phone() does."""
+        if (await read_fields(request)).flag("on"):
+            await self._phone.open()
+        else:
+            self._phone.end()
+        return await self._show_phone(request)
 
     # ---- models ----
 

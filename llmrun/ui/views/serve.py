@@ -42,7 +42,31 @@ _REDRAW_SECONDS = 0.5
 _SHOWN_REQUESTS = 8  # by `llmrun ps`
 _POLLED = frozenset({"/", "/health", "/v1/health", "/metrics"})
 _PAGE = "/ui/"
+_HALVES = {"00": "█", "01": "▀", "10": "▄", "11": " "}  # light squares of two rows, which dark terminals show as light
+_CODE_BORDER = 2  # light squares around a code, of the four that it has
 _unwritten = suppress(OSError)  # the disk is full, or the log's reader has ended: the server continues
+
+
+def show_phone(output: Output, address: str, code: Sequence[str]) -> None:
+    """Print the code that opens the page on a phone: rows of "1", dark, and "0". A log does not get it."""
+    if not output.stderr_is_terminal:
+        output.note('The code for a phone is in the settings of the page, "Use on your phone".')
+        return
+    from rich.text import Text
+
+    trim = slice(4 - _CODE_BORDER, len(code) - 4 + _CODE_BORDER)
+    rows = [row[trim] for row in code[trim]]
+    console = output.console(stderr=True)
+    if console.width > len(rows):
+        for top, bottom in zip(rows[::2], [*rows[1::2], "1" * len(rows)], strict=False):
+            squares = "".join(_HALVES[pair[0] + pair[1]] for pair in zip(top, bottom, strict=True))
+            console.print(Text(squares, style="bright_white on black"), no_wrap=True)
+    output.note("Photograph the code on a phone in the same network, or open this address there:")
+    output.note(address, is_command=True)
+    output.note(
+        "Whoever has it can read your chats and use your models here, until this command ends. The connection is not "
+        "encrypted."
+    )
 
 
 class TimedLines(io.TextIOBase):

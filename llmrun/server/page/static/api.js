@@ -6,6 +6,20 @@ const KEY = "llmrun.key"; // kept until the tab is closed
 let asking = null;
 let isGone = false; // the server, at the last request
 
+/** Take the key out of the address, where a code that was photographed has it: it must not stay there. */
+function takeKey() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  const key = given.get("key");
+  if (!key) return false;
+  sessionStorage.setItem(KEY, key);
+  given.delete("key");
+  history.replaceState(null, "", given.size ? `#${given}` : location.pathname);
+  return true;
+}
+
+takeKey();
+addEventListener("hashchange", () => takeKey() && location.reload());
+
 /** Ask for the key of the server, once for all requests that wait. `refused` is the one that was not right. */
 function askForKey(refused) {
   asking ??= new Promise((done) => {
@@ -17,7 +31,7 @@ function askForKey(refused) {
       dialog.close();
     };
     dialog.replaceChildren(
-      h("form", { submit }, h("h2", { id: "key-title" }, "This server asks for a key"), h("label", { for: "key-input" }, "Key, one line of its --key-file; it is kept until this tab is closed"), input, refused && h("p", { role: "alert" }, "The server refused that key."), h("div", { class: "buttons" }, h("button", { class: "main" }, "Use it"))),
+      h("form", { submit }, h("h2", { id: "key-title" }, "This server asks for a key"), h("label", { for: "key-input" }, "Key, one line of its --key-file; a phone photographs its code again. It is kept until this tab is closed"), input, refused && h("p", { role: "alert" }, "The server refused that key."), h("div", { class: "buttons" }, h("button", { class: "main" }, "Use it"))),
     );
     dialog.onclose = () => {
       asking = null;

@@ -11,6 +11,7 @@ import { byId, button, clean, h, icon, iconButton, number, recall, remember, sho
 import { download, downloads, summary } from "./downloads.js";
 import { save } from "./exports.js";
 import { LiveMarkdown, render } from "./markdown.js";
+import { showPhone } from "./phone.js";
 import { goToEnd, goToStart, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
@@ -41,6 +42,7 @@ const settings = new Settings(
     system: (system) => state.chat?.id && guarded(async () => show(await post("/ui/system", { chat: state.chat.id, system }))),
     window: (tokens) => guarded(async () => (await load(tokens), await showModels())),
     folder: readFolder,
+    phone: () => guarded(showPhone),
   },
   exporters,
 );
