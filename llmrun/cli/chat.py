@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 class SessionOptions:
     """Which saved chat goes on, and what is dropped from the context window when it is full."""
 
-    last: bool
-    session: str | None
-    private: bool
-    overflow: Overflow | None
-    keep: int
+    last: bool = False
+    session: str | None = None
+    private: bool = False
+    overflow: Overflow | None = None
+    keep: int = 0
 
 
 def saving(

@@ -156,7 +156,9 @@ def run(
     is_special = raw or json or beams or record or prompt_cache or explain_sampling or answers > 1
     is_chat = not (prompt or is_special or logprobs is not None)
     if is_chat and output.stdin_is_terminal and output.stdout_is_terminal:
-        _chat(model, stats, answer, docs, tooling, loading, flags)
+        from llmrun.cli.chat import SessionOptions, talk_with  # slow, and most answers have a prompt
+
+        talk_with(model, stats, answer, docs, tooling, SessionOptions(), loading, flags)
         return
     text = _with_files(output, read_prompt(output, prompt or []), answer, docs, loading)
     preferences = replace(loading.preferences, parallel=answers, as_alone=True, adapts_threads=record is None)
@@ -333,22 +335,6 @@ def _answer_with_tools(
             raise CancelledError("stopped by Ctrl-C") from None
         finally:
             conversation.end_turn()
-
-
-def _chat(
-    model: str,
-    stats: bool | None,
-    answer: AnswerOptions,
-    docs: DocsOptions,
-    tooling: ToolOptions,
-    loading: LoadingOptions,
-    flags: Mapping[str, Any],
-) -> None:
-    """Start a chat, if there is no prompt and a terminal."""
-    from llmrun.cli.chat import SessionOptions, talk_with
-
-    saving = SessionOptions(last=False, session=None, private=False, overflow=None, keep=0)
-    talk_with(model, stats, answer, docs, tooling, saving, loading, flags)
 
 
 def _note_limit(output: Output, request: AnswerRequest, finished: Finished) -> None:

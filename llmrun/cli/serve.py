@@ -180,18 +180,16 @@ def serve(
     )
     allow_many_connections()
     listening = bind(host, 0 if install else port)  # an installed server may use the port now
-    from llmrun.server.serving import ServeOptions, run_in_event_loop
+    from llmrun.server.serving import run_in_event_loop
 
     output, names = Output(json=log_json), tuple(dict.fromkeys(models or []))
     policy = _policy(host, listening, key_file, allow_origin or [], allow_host or [])
     _require_model(names, {"--any-model": any_model, "--template FILE": "template" in requests})
-    options = ServeOptions(
-        names, policy, replace(loading.preferences, parallel=parallel), keep_seconds, queue,
-        answer_seconds, grace_seconds, verbose=loading.verbose, speculate=loading.most_drafted,
-        projector=loading.projector, draft=_fetch_missing(output, names, loading), adapters=loading.adapters,
-        sampling=marking, any_model=any_model, aliases=_aliases(alias or []), allow_manage=allow_manage,
-        presets=page_presets,
-        defaults=served_defaults(requests),
+    loading = replace(loading, preferences=replace(loading.preferences, parallel=parallel))
+    options = _serve_options(
+        output, names, policy, loading, keep_seconds=keep_seconds, queue=queue, answer_seconds=answer_seconds,
+        grace_seconds=grace_seconds, sampling=marking, any_model=any_model, aliases=_aliases(alias or []),
+        allow_manage=allow_manage, defaults=served_defaults(requests),
     )  # fmt: skip
     if background or install:
         listening.close()
@@ -234,26 +232,39 @@ def serve_page(
     """
     allow_many_connections()
     listening = bind(_LOOPBACK, 0, "llmrun chat --web")
-    from llmrun.server.serving import ServeOptions, run_in_event_loop
+    from llmrun.server.serving import run_in_event_loop
 
     output = Output()
-    options = ServeOptions(
-        (name,),
-        _policy(_LOOPBACK, listening, None, [], []),
-        loading.preferences,
-        keep_seconds=math.inf,
-        verbose=loading.verbose,
-        speculate=loading.most_drafted,
-        draft=_fetch_missing(output, (name,), loading),
-        projector=loading.projector,
-        adapters=loading.adapters,
-        defaults=served_defaults(),
-        presets=page_presets,
-    )
+    policy = _policy(_LOOPBACK, listening, None, [], [])
+    options = _serve_options(output, (name,), policy, loading, keep_seconds=math.inf, defaults=served_defaults())
     address = f"http://{_LOOPBACK}:{listening.getsockname()[1]}{page}"
     with page_tools(output, tooling) as tools, open_documents(output, docs, loading) as index:
         output.note(f"{'The browser opens' if _open_browser(address) else 'Open in a browser:'} {address}")
         run_in_event_loop(_run(output, options, listening, None, tools, index, log_json=False, phone=phone))
+
+
+def _serve_options(
+    output: Output, names: tuple[str, ...], policy: Policy, loading: LoadingOptions, **others: Any
+) -> ServeOptions:
+    """Return the options of a server, once its first models are on this disk; raise as _fetch_missing().
+
+    Args:
+        others: further fields of ServeOptions.
+    """
+    from llmrun.server.serving import ServeOptions
+
+    return ServeOptions(
+        names,
+        policy,
+        loading.preferences,
+        verbose=loading.verbose,
+        speculate=loading.most_drafted,
+        draft=_fetch_missing(output, names, loading),
+        projector=loading.projector,
+        adapters=loading.adapters,
+        presets=page_presets,
+        **others,
+    )
 
 
 def _open_browser(address: str) -> bool:

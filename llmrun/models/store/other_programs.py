@@ -205,33 +205,25 @@ def _lm_studio_models() -> Iterator[InstalledModel]:
                 yield from _lm_studio_repository(repository, names)
 
 
-def _whole_models(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, int, float]]:
-    """Yield the model files of which all parts are in a folder: name, size of all parts in bytes, time of change."""
+def _whole_models(folder: Path, names: Iterable[str], place: str) -> Iterator[InstalledModel]:
+    """Yield the models of which all parts are in a folder; their names and repositories are the caller's to give."""
     for filename in names:
         if not filenames.is_model(filename) or filenames.is_later_part(filename):
             continue
         measured = measure(folder / part for part in filenames.all_parts(filename))
         if measured is not None:
-            yield filename, *measured
+            size, modified = measured
+            quant = filenames.quant_of(filename) or ""
+            yield InstalledModel("", "", filename, "", size, quant, folder / filename, place, modified)
 
 
 def _lm_studio_repository(folder: Path, names: list[str]) -> Iterator[InstalledModel]:
     by_quant = filenames.available(names)
     repository = f"{folder.parent.name}/{folder.name}"
-    for filename, size, modified in _whole_models(folder, names):
-        quant = filenames.quant_of(filename) or ""
-        short = bool(quant) and by_quant.get(quant) == filename
-        yield InstalledModel(
-            name=f"lmstudio/{repository}:{quant}" if short else f"lmstudio/{repository}/{filename}",
-            repository=repository,
-            filename=filename,
-            revision="",
-            size=size,
-            quant=quant,
-            path=folder / filename,
-            place=LM_STUDIO,
-            modified=modified,
-        )
+    for model in _whole_models(folder, names, LM_STUDIO):
+        short = bool(model.quant) and by_quant.get(model.quant) == model.filename
+        name = f"{repository}:{model.quant}" if short else f"{repository}/{model.filename}"
+        yield replace(model, name=f"lmstudio/{name}", repository=repository)
 
 
 def _lm_studio_folders() -> list[Path]:
@@ -295,19 +287,11 @@ def _in_own_folders() -> Iterator[InstalledModel]:
 
 
 def _of_folder(root: Path, folder: Path, names: list[str]) -> Iterator[InstalledModel]:
-    for filename, size, modified in _whole_models(folder, names):
-        above, quant = folder.relative_to(root).parts, filenames.quant_of(filename) or ""
-        yield InstalledModel(
-            name=f"folder/{filenames.model_name(filename)}" + (f":{quant}" if quant else ""),
-            repository="/".join(above) if len(above) == 2 else "",  # as LM Studio keeps the hub's
-            filename=filename,
-            revision="",
-            size=size,
-            quant=quant,
-            path=folder / filename,
-            place=OWN_FOLDER,
-            modified=modified,
-        )
+    above = folder.relative_to(root).parts
+    repository = "/".join(above) if len(above) == 2 else ""  # as LM Studio keeps the hub's
+    for model in _whole_models(folder, names, OWN_FOLDER):
+        name = f"folder/{filenames.model_name(model.filename)}" + (f":{model.quant}" if model.quant else "")
+        yield replace(model, name=name, repository=repository)
 
 
 def of_own_folder(name: str) -> InstalledModel | None:
