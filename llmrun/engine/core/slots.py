@@ -414,9 +414,9 @@ class Slots:
         elif not self._copy_prefix(source, slot, n_copied):
             slot, n_copied = self._longest(tokens, salt, self._idle)[0], 0
         is_copied = n_copied > 0
-        length = self._restore(slot, tokens, salt, self._reusable(slot, tokens, salt))
-        continues = self._is_next_turn(slot, tokens)
-        length = self._cut(slot, length) if continues else self._give_up(slot, length)
+        is_elsewhere = self._restore(slot, tokens, salt)
+        length, continues = self._reusable(slot, tokens, salt), self._is_next_turn(slot, tokens)
+        length = self._cut(slot, length) if is_elsewhere or continues else self._give_up(slot, length)
         slot.is_multi_turn = continues and not is_copied and n_prompt > slot.n_prompt
         slot.is_shared = is_copied or (continues and slot.is_shared)
         if self._context.shares_cells and self._is_resting:  # what has to go for this prompt can still be copied
@@ -588,27 +588,30 @@ class Slots:
 
     # ---- what is elsewhere ---------------------------------------------------------------------------------
 
-    def _restore(self, slot: Prefix, tokens: list[int], salt: Salt, length: int) -> int:
-        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length.
+    def _restore(self, slot: Prefix, tokens: list[int], salt: Salt) -> bool:
+        """Load a state from host memory or disk into a slot if that saves enough prefill.
 
         To a device it is sent only while no sequence runs. Within the machine's memory, it takes less of the others'
         time than the prefill that it saves.
+
+        Returns:
+            Whether the state was loaded, and stays where it was, too.
         """
         if self._context.on_device and not self._is_resting:
-            return length
+            return False
+        length = self._reusable(slot, tokens, salt)
         found, reach = self._longest(tokens, salt, self._copies)
         saved = self._find_saved(tokens, salt, max(length, reach))
         if saved.tokens:
             found = saved
         elif reach < length + self._policy.min_reused:
-            return length
+            return False
         elif self._is_next_turn(found, tokens):
             self._copies.remove(found)
         self._give_up(slot, 0)
-        slot.n_prompt, slot.n_saved = found.n_prompt, found.n_saved
-        if self.make_room(len(found.tokens)) and self._set(slot, found):
-            return self._reach(slot, reusable(slot.tokens, tokens))
-        return 0
+        slot.salt, slot.n_prompt, slot.n_saved = salt, found.n_prompt, found.n_saved
+        is_loaded = self.make_room(len(found.tokens)) and self._set(slot, found)
+        return is_loaded and (found is saved or found in self._copies)
 
     def read_ahead(self, tokens: list[int], salt: Salt) -> None:
         """Read the saved state that a prompt will need, unless as much of it is cached; for any thread.

@@ -179,6 +179,20 @@ def test_a_conversation_that_goes_is_on_disk(tmp_path: Path) -> None:
     assert talk.started().reused_tokens >= 300
 
 
+def test_a_state_that_is_read_for_its_beginning_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in its file."""
+    store = KVStore(tmp_path, "model", 1 << 20)
+    talk = Conversation(hashed, store, n_ctx=2000)
+    talk.answer(LONG["a"] + LONG["b"], SAMPLING, most=4)
+    talk.engine.save(1, prompt_only=False)
+    later = Conversation(hashed, store, n_ctx=2000)
+    monkeypatch.setattr(later.context, "state_in_pieces", lambda *_: pytest.fail("it was read out"))
+    for prompt, n_reused in ((LONG["a"] + LONG["c"], 300), (LONG["a"] + LONG["b"] + "!", 600)):
+        later.answer(prompt, SAMPLING, most=4)
+        assert later.started().reused_tokens == n_reused
+        monkeypatch.undo()
+
+
 def test_a_state_that_is_refused_is_computed_again() -> None:
     talk = crowd()
     talk.context.set_state = lambda *arguments: False  # type: ignore[method-assign]
