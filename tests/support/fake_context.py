@@ -13,7 +13,7 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -158,6 +158,7 @@ class FakeContext:
         set_state_error: what set_state() raises.
         copies_whole: whether copy() copies all of a stream, whatever the length.
         hidden_cells: how many cells are in use by something that nobody knows of.
+        n_pieces: how many pieces of states were copied, with others to follow.
         computed: the share of the running decode call, as far as a test says so.
         n_computed: tokens that are computed; with is_asynchronous those of the last batch only after a wait for them.
     """
@@ -198,7 +199,7 @@ class FakeContext:
         self.step_seconds: Callable[[int], float] = lambda rows: 0.0
         self.poison: int | None = None
         self.set_state_error: Exception | None = None
-        self.hidden_cells = self.n_computed = 0
+        self.hidden_cells = self.n_computed = self.n_pieces = 0
         self.computed = 0.0
         self.is_asynchronous = self.copies_whole = False
         self._model = model
@@ -428,6 +429,15 @@ class FakeContext:
     def state(self, sequence_id: int) -> bytearray:
         """See base.Context."""
         return self._state(sequence_id)
+
+    def state_in_pieces(self, sequence_id: int, piece_bytes: int) -> Generator[None, None, bytearray | memoryview]:
+        """See base.Context."""
+        before = self._cells[sequence_id][:]
+        for _ in range(self.state_bytes(sequence_id) // piece_bytes):
+            self.n_pieces += 1
+            yield
+            assert self._cells[sequence_id] == before, "it was changed between two pieces"
+        return self.state(sequence_id)
 
     def _state(self, sequence_id: int) -> bytearray:
         cells = self._cells[sequence_id]

@@ -68,7 +68,7 @@ class Engine:
     ) -> None:
         self.can_draft = context.max_draft > 0  # drafts can be verified with this context
         self._throughput = throughput
-        self._policy = policy._replace(candidates=1) if throughput else policy
+        self._policy = policy._replace(candidates=1, piece_bytes=0) if throughput else policy
         self._drafts_requested = self._drafts = False  # by some request; in the next batch, unless the last one failed
         self._context, self._draft_model, self._threads = context, draft_model, threads
         self._contexts = [context, *(draft_model.contexts if draft_model is not None else ())]
@@ -164,6 +164,7 @@ class Engine:
         events = self.admit()
         if events or not self._active:
             return events
+        self._slots.prepare_growth()
         if limit is not None and self._can_run() and (run := self._run(limit, emit)) is not None:
             return run
         planned = self._clock() if self._drafts else 0.0
@@ -353,7 +354,7 @@ class Engine:
     def _can_run(self) -> bool:
         """Return whether all sequences decode, past their planned checkpoints, and their last tokens can be cut."""
         context, active = self._context, self._active
-        if self._suspects or self._exclusive or not context.cuts:
+        if self._suspects or self._exclusive or not context.cuts or self._slots.is_copying:
             return False
         if self._drafts != self._drafts_requested or len(active) > context.n_batch:
             return False

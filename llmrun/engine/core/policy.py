@@ -41,6 +41,7 @@ class Policy(NamedTuple):
     min_saved: int = 256  # tokens that are not on disk yet: each save writes the whole conversation
     most_saved: float = 0.75  # of a parked conversation that may be on disk already, for the same reason
     cheap_cells: int = 256  # of parked prefixes, without effect on speed: llama.cpp reads this many at a time
+    piece_bytes: int = 64 << 20  # of a state that is copied between two steps: a slow machine's share of mixed_seconds
     most_copied: int = 16  # cells for each token of a prefix: prefill takes 40 times as long as a copy, or longer
     scattered_batches: int = 2  # of free cells that llama.cpp may skip where sequences share them, to use others
     most_moved: int = 4096  # cells of a sequence: beyond, steps are mostly attention, which a gap does not slow down

@@ -46,6 +46,8 @@ def next_admission(
     if active and not slots.admits(chosen.tokens, chosen.salt, sum(pending)):
         # While others still prefill, their prompts may turn out to share its prefix.
         return None, sum(pending) == len(pending)
+    if active and not slots.prepare(chosen.tokens, chosen.salt):
+        return None, False
     for _, sequence in ready:
         sequence.passed += sequence.number < chosen.number
     return chosen, False

@@ -8,9 +8,10 @@ of a sub-agent or for a title does not cost the main conversation its prefill. C
 and what it has for cells that were never used: a conversation that fills the cache leaves nothing of that. To the disk,
 a state goes without a copy.
 
-No KV state is copied out of the cache while a sequence runs, because all of them would wait: a prefix that is evicted
-then is forgotten, unless it was copied before, while the engine rested. Within the cache, what is copied for a new
-sequence takes far less time than the prefill that it saves.
+While sequences run, they would wait for a copy: it is made in pieces between their steps, before the prompt that needs
+the room is admitted. From a device nothing is copied then, because a copy saves it little: a prefix that is evicted is
+forgotten, unless it was copied before, while the engine rested. Within the cache, what is copied for a new sequence
+takes far less time than the prefill that it saves.
 
 Prefixes also leave the cache where sequences share cells and a processor computes: every row of a batch reads every
 used cell, if only to mask it, so parked conversations slow all answers down (16 of 300 tokens each slow 8 answers down
@@ -20,7 +21,7 @@ by half).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,7 +33,7 @@ from llmrun.engine.core.checkpoints import Checkpoints, bytes_of, first_end, mos
 from llmrun.engine.core.metrics import PrefillRate
 from llmrun.engine.core.policy import POLICY, Policy
 from llmrun.engine.core.prefix import Prefix, Salt, common_prefix, gap_after, longest, reusable
-from llmrun.engine.llama.base import Context
+from llmrun.engine.llama.base import Context, all_of
 from llmrun.errors import LlmrunError
 from llmrun.protocol.messages import PromptDifference
 
@@ -75,6 +76,9 @@ class Slots:
         self._copies = [*(prefixes or ())]  # the oldest first
         self.budget = CellBudget(context.n_cells, shares_cells=context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
+        self._piece_bytes = 0 if context.on_device else policy.piece_bytes
+        self._pieces: Iterator[object] | None = None  # copies a parked slot, a piece at each step of others, ...
+        self._in_pieces: tuple[Prefix, int, int] | None = None  # ... which it is, its last use and length
         self.checkpoints = Checkpoints(context, self.slots, policy)
         self._n_releases = 0
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
@@ -168,23 +172,47 @@ class Slots:
         """Cells that stay free at an admission."""
         return self.budget.n_cells // self._policy.spare_part
 
-    def make_room(self, n_tokens: int, kept: Prefix | None = None) -> bool:
+    def prepare(self, tokens: list[int], salt: Salt) -> bool:
+        """Copy what a prompt will evict, in pieces while sequences run; return whether nothing is left to copy.
+
+        While the engine rests, take() copies it at once.
+        """
+        if self._is_resting or not self._piece_bytes:
+            return True
+        slot, source, shared = self._choose(tokens, salt)
+        length = self._reusable(slot, tokens, salt)
+        if source is not slot or not self._is_next_turn(slot, tokens):
+            self._keep(slot, length if source is slot else 0, in_pieces=True)
+        if self._context.shares_cells:
+            self.make_room(len(tokens) - max(length, shared) + self._spare, (slot, source), in_pieces=True)
+        return not self.is_copying
+
+    def prepare_growth(self) -> None:
+        """Copy the next piece of a parked prefix that will be evicted: some prompt, or running sequences, need room."""
+        if self.is_copying:
+            self._copy_piece()
+        elif self._context.shares_cells and self._piece_bytes:
+            self.make_room(self._spare // 2, in_pieces=True)
+
+    def make_room(self, n_tokens: int, kept: Collection[Prefix] = (), *, in_pieces: bool = False) -> bool:
         """Evict idle slots, least recently used first, until n_tokens more fit; return whether they fit.
 
         Args:
-            kept: a slot that stays.
+            kept: slots that stay.
+            in_pieces: stop where the next one has to be copied first.
         """
         while not self.budget.admits(n_tokens):
-            if not self.evict(kept):
+            if not self.evict(kept, in_pieces=in_pieces):
                 return False
         return True
 
-    def evict(self, kept: Prefix | None = None) -> bool:
-        """Empty the least recently used idle slot; return False if all idle ones are empty."""
-        parked = [slot for slot in self._parked() if slot is not kept]
-        if parked:
-            self._give_up(parked[0], 0)
-        return bool(parked)
+    def evict(self, kept: Collection[Prefix] = (), *, in_pieces: bool = False) -> bool:
+        """Empty the least recently used idle slot; return False if there is none, or while it is being copied."""
+        parked = [slot for slot in self._parked() if slot not in kept]
+        if not parked or not self._keep(parked[0], in_pieces=in_pieces):
+            return False
+        self._cut(parked[0], 0)
+        return True
 
     def _parked(self) -> list[Prefix]:
         """Return idle slots that are not empty, least recently used first."""
@@ -243,11 +271,14 @@ class Slots:
         context = self._context
         if not self._is_resting or not context.can_copy or (context.shares_cells and context.on_device):
             return False
+        if self.is_copying:
+            self._copy_piece()
+            return True
         if context.shares_cells and self.budget.used > self._policy.cheap_cells:
             for slot in self._parked()[:-1]:
                 freed = self.budget.used - self.budget.count(each.slot for each in self.slots if each is not slot)
                 # Otherwise most of its cells are shared: they would stay.
-                if 2 * freed > len(slot.tokens) and self._offload_copy(slot):
+                if 2 * freed > len(slot.tokens) and all_of(self._offload_copy(slot)):
                     self._cut(slot, 0)
                     return True
         if not all(slot.tokens for slot in self.slots):
@@ -255,43 +286,86 @@ class Slots:
         for slot in self._parked():
             if slot.copied_at != slot.last_used:  # once: copies may push one another out
                 slot.copied_at = slot.last_used
-                if self._has_unique_prefix(slot) and self._offload_copy(slot):
+                if self._has_unique_prefix(slot) and all_of(self._offload_copy(slot)):
                     return True
         return False
 
     def _give_up(self, slot: Prefix, length: int) -> int:
-        """Cut as _cut() does, for another conversation; what would be lost is copied while the engine rests."""
-        if len(slot.tokens) > length and self._is_resting and self._has_unique_prefix(slot, length):
-            self._offload_copy(slot)
+        """Cut as _cut() does, for another conversation; what would be lost is copied."""
+        self._keep(slot, length)
         return self._cut(slot, length)
 
-    def _offload_copy(self, slot: Prefix) -> bool:
-        """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room."""
-        n_bytes, most_bytes = self._n_bytes(slot), self._copy_limit()
-        if len(slot.tokens) < self._policy.min_reused or n_bytes > most_bytes:
+    def _keep(self, slot: Prefix, length: int = 0, *, in_pieces: bool = False) -> bool:
+        """Copy a slot that will be cut to its first tokens, if anything is lost; return whether that is done.
+
+        Args:
+            in_pieces: copy only the next piece, while sequences run.
+        """
+        can_copy = self._is_resting or self._piece_bytes > 0
+        if len(slot.tokens) <= length or not can_copy or not self._has_unique_prefix(slot, length):
+            return True
+        if not in_pieces:
+            all_of(self._offload_copy(slot))
+            return True
+        if not self.is_copying:
+            self._in_pieces = slot, slot.last_used, len(slot.tokens)
+            self._pieces = self._offload_copy(slot, self._piece_bytes)
+            self._copy_piece()
+        return not self.is_copying
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a parked prefix is being copied in pieces."""
+        return self._pieces is not None
+
+    def _copy_piece(self) -> None:
+        """Copy the next piece, unless the slot has changed since the last one."""
+        if self._pieces is not None and self._in_pieces is not None:
+            slot, *before = self._in_pieces
+            has_changed = slot.is_running or before != [slot.last_used, len(slot.tokens)]
+            if has_changed or next(self._pieces, True):
+                self._pieces = self._in_pieces = None
+
+    def _offload_copy(self, slot: Prefix, piece_bytes: int = sys.maxsize) -> Generator[None, None, bool]:
+        """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room.
+
+        Args:
+            piece_bytes: copied before each yield.
+
+        Returns:
+            Whether it was copied.
+        """
+        n_bytes = self._n_bytes(slot)
+        if len(slot.tokens) < self._policy.min_reused or n_bytes > self._copy_limit():
             return False
-        while self.copied_bytes + n_bytes > most_bytes:
-            oldest = self._copies.pop(0)
-            if oldest.is_multi_turn:
-                self._save_soon(oldest)
-        copy = self._copy(slot)
+        self._discard_copies(n_bytes)
+        copy = yield from self._copy(slot, piece_bytes)
         if copy is None:
             return False
         for beginning in [each for each in self._copies if each.begins(copy)]:
             self._copies.remove(beginning)
             copy.is_multi_turn |= beginning.is_multi_turn
         self._copies.append(copy)
+        self._discard_copies()
         return True
+
+    def _discard_copies(self, n_bytes: int = 0) -> None:
+        """Discard the oldest copies until `n_bytes` more fit; while the engine rests, save them to the disk."""
+        limit = self._copy_limit() - n_bytes
+        while self._copies and self.copied_bytes > limit:
+            oldest = self._copies.pop(0)
+            if oldest.is_multi_turn and self._is_resting:
+                self._save_soon(oldest)
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the copies in host memory, with their checkpoints."""
         return sum(len(copy.state) for copy in self._copies) + bytes_of(copy.checkpoints for copy in self._copies)
 
-    def _copy(self, slot: Prefix) -> Prefix | None:
-        """Return a copy of a parked slot's prefix; None if llama.cpp can't export it."""
+    def _copy(self, slot: Prefix, piece_bytes: int = sys.maxsize) -> Generator[None, None, Prefix | None]:
+        """Copy a parked slot's prefix, yielding after each piece; return None if llama.cpp can't export it."""
         with suppress(LlmrunError, MemoryError):
-            if state := self._context.state(slot.slot):
+            if state := (yield from self._context.state_in_pieces(slot.slot, piece_bytes)):
                 tokens, checkpoints = [*slot.tokens], [*slot.checkpoints]
                 return replace(slot, slot=-1, state=state, tokens=tokens, checkpoints=checkpoints, planned=set())
         return None
@@ -313,7 +387,7 @@ class Slots:
             size = self._n_bytes(slot)
             if n_bytes + size > self._copy_limit():
                 self._save_soon(slot, self._policy.most_saved)
-            elif (copy := self._copy(slot)) is not None:
+            elif (copy := all_of(self._copy(slot))) is not None:
                 copies.append(copy)
                 n_bytes += size
         return [*self._copies, *reversed(copies)]
@@ -333,15 +407,20 @@ class Slots:
         shared = longest(self.slots, tokens, salt)[1] if self._context.has_checkpoints else 0
         if moves:
             any(self._close_gap(slot, tokens) for slot in self._idle if slot.salt == salt)
-        slot, is_copied = self._choose(tokens, salt)
-        length = self._reach(slot, reusable(slot.tokens, tokens)) if slot.salt == salt else 0
-        length = self._restore(slot, tokens, salt, length)
-        continues = self._is_next_turn(slot, tokens)
-        length = self._cut(slot, length) if continues else self._give_up(slot, length)
+        slot, source, n_copied = self._choose(tokens, salt)
+        if source is slot:
+            if n_copied:
+                self._give_up(slot, n_copied)
+        elif not self._copy_prefix(source, slot, n_copied):
+            slot, n_copied = self._longest(tokens, salt, self._idle)[0], 0
+        is_copied = n_copied > 0
+        is_elsewhere = self._restore(slot, tokens, salt)
+        length, continues = self._reusable(slot, tokens, salt), self._is_next_turn(slot, tokens)
+        length = self._cut(slot, length) if is_elsewhere or continues else self._give_up(slot, length)
         slot.is_multi_turn = continues and not is_copied and n_prompt > slot.n_prompt
         slot.is_shared = is_copied or (continues and slot.is_shared)
         if self._context.shares_cells and self._is_resting:  # what has to go for this prompt can still be copied
-            self.make_room(len(tokens) - length + self._spare, kept=slot)
+            self.make_room(len(tokens) - length + self._spare, (slot,))
         slot.is_running, slot.n_prompt, slot.salt = True, n_prompt, salt
         if self._context.has_checkpoints:
             is_end, end = self._context.vocabulary.is_end, self._turn_end(tokens[:n_prompt])
@@ -365,10 +444,8 @@ class Slots:
     def _use_cells(self, slot: Prefix, n_tokens: int) -> None:
         touched = self.budget.touched
         self.budget.append(slot.slot, n_tokens)
-        if self._copies and self.budget.touched > touched:  # it has taken memory, perhaps that of the oldest copies
-            limit = self._copy_limit()
-            while self.copied_bytes > limit:
-                del self._copies[0]
+        if self.budget.touched > touched:  # it has taken memory, perhaps that of the oldest copies
+            self._discard_copies()
 
     def truncate(self, slot: int, length: int) -> int:
         """Cut a slot to its first tokens, to a checkpoint within them, or to none; return the number left."""
@@ -403,24 +480,31 @@ class Slots:
         self._cut(slot, 0)  # a part may have been written
         return False
 
-    def _choose(self, tokens: list[int], salt: Salt) -> tuple[Prefix, bool]:
-        """Return an idle slot for a prompt, and whether a prefix was copied into it from another slot."""
+    def _choose(self, tokens: list[int], salt: Salt) -> tuple[Prefix, Prefix, int]:
+        """Choose an idle slot for a prompt, and another one whose first tokens are to be copied into it.
+
+        Returns:
+            The slot, the one to copy from, or the slot itself, and the number of tokens that others have, too.
+        """
         if not self._context.can_copy:
-            return self._longest(tokens, salt, self._idle)[0], False
+            slot, _ = self._longest(tokens, salt, self._idle)
+            return slot, slot, 0
         source, shared = self._longest(tokens, salt, self.slots)
         if shared and not source.is_running and self._is_next_turn(source, tokens):
-            return source, False
+            return source, source, 0
         others = [slot for slot in self._idle if slot is not source] if shared else []
         slot = min(others or self._idle, key=self._cost)
         if slot is source or not shared:
-            return slot, False
+            return slot, slot, 0
         if not self._context.shares_cells and self._longest(tokens, salt, [slot])[1] == shared:
-            self._give_up(slot, shared)
-        elif self._context.n_copied(source.slot, shared) > self._policy.most_copied * shared:
-            return slot, False
-        elif not self._copy_prefix(source, slot, shared):
-            return self._longest(tokens, salt, self._idle)[0], False
-        return slot, True
+            return slot, slot, shared
+        if self._context.n_copied(source.slot, shared) > self._policy.most_copied * shared:
+            return slot, slot, 0
+        return slot, source, shared
+
+    def _reusable(self, slot: Prefix, tokens: list[int], salt: Salt) -> int:
+        """Return how many first tokens of a prompt a slot has, and can be cut to."""
+        return self._reach(slot, reusable(slot.tokens, tokens)) if slot.salt == salt else 0
 
     def _copy_prefix(self, source: Prefix, slot: Prefix, length: int) -> bool:
         self._give_up(slot, 0)
@@ -466,7 +550,7 @@ class Slots:
             return []
         beside = (runs[-1][0] - 1, runs[-1][-1] + 1)
         target = min((slot for slot in self._idle if slot.slot in beside), key=self._cost)
-        if len(target.tokens) > self._policy.most_moved:
+        if len(target.tokens) > self._policy.most_moved or not self._keep(target, in_pieces=True):
             return []
         self._cut(target, 0)
         with suppress(LlmrunError, MemoryError):
@@ -504,27 +588,30 @@ class Slots:
 
     # ---- what is elsewhere ---------------------------------------------------------------------------------
 
-    def _restore(self, slot: Prefix, tokens: list[int], salt: Salt, length: int) -> int:
-        """Load a state from host memory or disk into a slot if that saves enough prefill; return the new length.
+    def _restore(self, slot: Prefix, tokens: list[int], salt: Salt) -> bool:
+        """Load a state from host memory or disk into a slot if that saves enough prefill.
 
         To a device it is sent only while no sequence runs. Within the machine's memory, it takes less of the others'
         time than the prefill that it saves.
+
+        Returns:
+            Whether the state was loaded, and stays where it was, too.
         """
         if self._context.on_device and not self._is_resting:
-            return length
+            return False
+        length = self._reusable(slot, tokens, salt)
         found, reach = self._longest(tokens, salt, self._copies)
         saved = self._find_saved(tokens, salt, max(length, reach))
         if saved.tokens:
             found = saved
         elif reach < length + self._policy.min_reused:
-            return length
+            return False
         elif self._is_next_turn(found, tokens):
             self._copies.remove(found)
         self._give_up(slot, 0)
-        slot.n_prompt, slot.n_saved = found.n_prompt, found.n_saved
-        if self.make_room(len(found.tokens)) and self._set(slot, found):
-            return self._reach(slot, reusable(slot.tokens, tokens))
-        return 0
+        slot.salt, slot.n_prompt, slot.n_saved = salt, found.n_prompt, found.n_saved
+        is_loaded = self.make_room(len(found.tokens)) and self._set(slot, found)
+        return is_loaded and (found is saved or found in self._copies)
 
     def read_ahead(self, tokens: list[int], salt: Salt) -> None:
         """Read the saved state that a prompt will need, unless as much of it is cached; for any thread.

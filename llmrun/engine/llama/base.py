@@ -5,9 +5,9 @@ Must not know text layout, chat, sampling or scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from llmrun import _native
 from llmrun.errors import LlmrunError, UsageError
@@ -46,6 +46,19 @@ class Allocations:
 
 
 ALLOCATING = Allocations()
+
+
+_Result = TypeVar("_Result")
+
+
+def all_of(pieces: Generator[object, None, _Result]) -> _Result:
+    """Do all pieces of a work at once, and return its result."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: _Result = end.value
+            return result
 
 
 class Aborted(Exception):  # noqa: N818 - an answer, not an error
@@ -349,13 +362,25 @@ class Context(Protocol):
         """
 
     def state_bytes(self, sequence_id: int) -> int:
-        """Return the size of a sequence's state(), without making it."""
+        """Return the size of a sequence's state, without making it."""
 
-    def state(self, sequence_id: int) -> bytearray:
-        """Return a sequence's part of the KV cache, for set_state() of the same model and build."""
+    def state_in_pieces(self, sequence_id: int, piece_bytes: int) -> Generator[None, None, bytearray | memoryview]:
+        """Copy a sequence's part of the KV cache, for set_state() of the same model and build.
+
+        Between two pieces, other sequences may change, but not this one.
+
+        Args:
+            piece_bytes: copied before each yield, about; more where a state can't be copied in pieces.
+
+        Returns:
+            The state; empty if it can't be saved.
+
+        Raises:
+            MemoryError: there is no memory for it.
+        """
 
     def write_state(self, sequence_id: int, path: Path) -> int | None:
-        """Write a sequence's state() into a file without a copy in memory.
+        """Write a sequence's state into a file without a copy in memory.
 
         Returns:
             The first byte of the state, which ends with the file; None if it can't be saved.
@@ -365,7 +390,7 @@ class Context(Protocol):
         """
 
     def set_state(self, sequence_id: int, state: bytearray | memoryview, n_tokens: int) -> bool:
-        """Replace a sequence by the state() of n_tokens tokens; return False, and leave it empty, if that fails.
+        """Replace a sequence by the state of n_tokens tokens; return False, and leave it empty, if that fails.
 
         The memory of the state is used, and is as before at the end.
         """

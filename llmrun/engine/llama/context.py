@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from llmrun.engine.llama.base import (
     Run,
     RunLimit,
     RunRow,
+    all_of,
 )
 from llmrun.engine.llama.batch import LlamaBatch, Positions
 from llmrun.engine.llama.devices import gpus
@@ -39,7 +41,7 @@ from llmrun.engine.llama.parameters import (
     has_own_attention,
     out_of_memory,
 )
-from llmrun.engine.llama.prefix_state import prefix_state
+from llmrun.engine.llama.prefix_state import export_in_pieces, prefix_state, state_memory
 from llmrun.engine.llama.rollback import Rollback
 from llmrun.engine.llama.zeroing import can_note_reads, noting_cleared, zeroes_on_demand
 from llmrun.errors import BadModelError
@@ -59,7 +61,7 @@ _SPLIT_TYPES = {("f16", "f16"), ("f32", "f32")}
 # A sequence's state: a magic number and its id, the number of streams, then for each stream its number of cells and the
 # cells. In a file, other numbers come instead of the first two.
 _MAGIC, _COUNT, _STATE_MAGIC = struct.Struct("=Ii"), struct.Struct("=I"), 0xAF143CD8  # io_magic in llama-context.cpp
-# state() has one stream, and zeros after it: the counts of the other streams where it is set.
+# What a context exports has one stream, and zeros after it: the counts of the other streams where it is set.
 _MOST_STREAMS = 256
 _OTHER_STREAMS = bytes(_COUNT.size * (_MOST_STREAMS - 1))
 _FILE_HEADER = 12  # bytes that llama.cpp writes before a state: magic, version, number of tokens
@@ -135,7 +137,7 @@ class LlamaContext:
         self.n_ctx, self.n_seq_max = load.n_ctx, load.n_seq_max
         self.on_device = not self._on_processor and _is_on_device(load)
         self.n_cells = min(load.n_cells or load.n_ctx * load.n_seq_max, load.n_ctx * load.n_seq_max)
-        is_plain = not model.sliding_window and not model.is_recurrent  # state() converts no others
+        is_plain = not model.sliding_window and not model.is_recurrent  # no others are converted
         self._set_layout(has_streams=is_plain and self.n_cells == load.n_ctx * load.n_seq_max)
         # A batch longer than the cache would make llama.cpp abort.
         self.n_batch = min(load.n_batch, self.n_cells if self.can_copy else load.n_ctx)
@@ -149,7 +151,7 @@ class LlamaContext:
         self.n_outputs = max(n_outputs, verified, self.n_seq_max + self.n_parked)  # llama.cpp requires one per sequence
 
     def _create_in_layout(self) -> None:
-        """Create the context; without streams if its cache is not the plain one whose format _state() converts."""
+        """Create the context; without streams if its cache is not the plain one whose states are converted."""
         self._create()
         empty = _MAGIC.size + _COUNT.size * (1 + self.n_seq_max)
         if self._is_streamed and self._llama.llama_state_seq_get_size(self._pointer, 0) != empty:
@@ -468,25 +470,16 @@ class LlamaContext:
 
     def _copy_stream(self, source: int, target: int, length: int) -> bool:
         """Copy a sequence's first cells within the machine's memory; llama.cpp would copy its whole stream."""
-        llama = self._llama
-        n_bytes = llama.llama_state_seq_get_size(self._pointer, source)
-
-        def export(address: int) -> int:
-            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
-            return int(llama.llama_state_seq_get_data(self._pointer, pointer, n_bytes, source))
-
+        export, n_bytes = self._exporter(source)
         state = prefix_state(export, n_bytes, source, length, self._kv_buffers) if self._kv_buffers else None
         if state is None:
             state = bytes_of(bytearray(n_bytes))
             export(ctypes.addressof(state))
-        return bool(llama.llama_state_seq_set_data(self._pointer, state, len(state), target) == len(state))
+        return bool(self._llama.llama_state_seq_set_data(self._pointer, state, len(state), target) == len(state))
 
     def checkpoint(self, sequence_id: int) -> bytearray:
-        return self._with_saved(sequence_id, self._checkpoint(sequence_id), is_whole=False)
-
-    def _with_saved(self, sequence_id: int, state: bytearray, *, is_whole: bool) -> bytearray:
-        """Return a state with what the followers save, unless it is empty."""
-        for part in self._saved(sequence_id, is_whole=is_whole) if state else ():
+        state = self._checkpoint(sequence_id)
+        for part in self._saved(sequence_id, is_whole=False) if state else ():
             state += part
         return state
 
@@ -520,25 +513,40 @@ class LlamaContext:
 
     def state(self, sequence_id: int) -> bytearray:
         """Return the state without the cells that a sliding window has passed; empty if it can't be saved."""
-        state = self._state(sequence_id) if self._can_save(sequence_id) else bytearray()
-        return self._with_saved(sequence_id, state, is_whole=True)
+        return bytearray(all_of(self.state_in_pieces(sequence_id, sys.maxsize)))
 
     def state_bytes(self, sequence_id: int) -> int:
-        """Return the size of state(), at most: the zeros after it are few."""
+        """Return the size of a state, at most: the zeros after it are few."""
         n_bytes = int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id)) + len(_OTHER_STREAMS)
         return n_bytes + sum(follower.saved_bytes(sequence_id) for follower in self._followers)
 
-    def _state(self, sequence_id: int) -> bytearray:
-        llama = self._llama
-        n_bytes = llama.llama_state_seq_get_size(self._pointer, sequence_id)
-        state = bytearray(n_bytes + len(_OTHER_STREAMS))
-        if llama.llama_state_seq_get_data(self._pointer, bytes_of(state), n_bytes, sequence_id) != n_bytes:
-            return bytearray()
+    def state_in_pieces(self, sequence_id: int, piece_bytes: int) -> Generator[None, None, memoryview]:
+        if not self._can_save(sequence_id):
+            return memoryview(b"")
+        export, n_bytes = self._exporter(sequence_id)
+        end = b"".join((_OTHER_STREAMS, *self._saved(sequence_id, is_whole=True)))
+        state = state_memory(n_bytes + len(end))
+        # Without flash attention, each value is read by itself.
+        has_rows = n_bytes > piece_bytes and self._load.flash_attention != "off"
+        n_written = yield from export_in_pieces(export, state, self._kv_buffers if has_rows else (), piece_bytes)
+        if n_written != n_bytes:
+            return memoryview(b"")
+        state[n_bytes:] = end
         if self._is_streamed:  # convert to the only stream: remove the counts of the streams before it, which are 0
-            magic = state[: _MAGIC.size]
-            del state[: _COUNT.size * sequence_id]
+            magic = bytes(state[: _MAGIC.size])
+            state = state[_COUNT.size * sequence_id :]
             state[: _MAGIC.size + _COUNT.size] = magic + _COUNT.pack(1)
         return state
+
+    def _exporter(self, sequence_id: int) -> tuple[Callable[[int], int], int]:
+        """Return what writes a sequence's state to an address and returns its size, and that size."""
+        n_bytes = int(self._llama.llama_state_seq_get_size(self._pointer, sequence_id))
+
+        def export(address: int) -> int:
+            target = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+            return int(self._llama.llama_state_seq_get_data(self._pointer, target, n_bytes, sequence_id))
+
+        return export, n_bytes
 
     def write_state(self, sequence_id: int, path: Path) -> int | None:
         if not self._can_save(sequence_id):
@@ -550,7 +558,7 @@ class LlamaContext:
         with path.open("r+b") as file:
             file.seek(start)
             file.write(_MAGIC.pack(_STATE_MAGIC, sequence_id))
-            if self._is_streamed:  # convert as _state() does
+            if self._is_streamed:  # convert as state_in_pieces() does
                 file.write(_COUNT.pack(1))
             file.seek(0, os.SEEK_END)
             file.write(_OTHER_STREAMS)

@@ -1,7 +1,8 @@
-"""The state of a sequence's first tokens, for another stream of the same KV cache.
+"""The state of a sequence's first tokens, for another stream of the same KV cache; or all of it, in pieces.
 
-llama.cpp exports whole sequences only. While it does, its reads of the cache's buffers are noted instead of done, and
-afterwards the first tokens' part of each is copied: a prefix of a long conversation costs what the prefix takes.
+llama.cpp exports whole sequences only, at once. While it does, its reads of the cache's buffers are noted instead of
+done, and afterwards the first tokens' part of each is copied: a prefix of a long conversation costs what the prefix
+takes. Or all of each is copied, a piece after the other, between the steps of other sequences.
 
 Must not know contexts.
 """
@@ -12,9 +13,11 @@ import ctypes
 import mmap
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
+from llmrun.engine.llama.base import ALLOCATING
+from llmrun.engine.llama.library import bytes_of
 from llmrun.engine.llama.zeroing import noting_reads
 
 _COUNT = struct.Struct("=I")
@@ -28,7 +31,7 @@ _MIN_CELL_BYTES = 12  # of a cell's position, number of sequences, and sequence
 class _Read(NamedTuple):
     """A read of the cache that was noted: a layer's keys or values of all the sequence's cells."""
 
-    start: int  # in the exported state
+    start: int  # in the exported state, or in memory
     address: int
     size: int
 
@@ -56,6 +59,45 @@ def prefix_state(
         n_written = export(base)
     n_short = _shorten(memory, base, n_written, reads, sequence_id, length)
     return (ctypes.c_uint8 * n_short).from_buffer(memory) if n_short else None
+
+
+def state_memory(n_bytes: int) -> memoryview:
+    """Return zeros for a state, which take memory where they are written.
+
+    Raises:
+        MemoryError: there is none.
+    """
+    if sys.platform != "linux":
+        return memoryview(bytearray(n_bytes))
+    try:
+        return memoryview(mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    except OSError as error:
+        raise MemoryError from error
+
+
+def export_in_pieces(
+    export: Callable[[int], int], memory: memoryview, buffers: Sequence[int], piece_bytes: int
+) -> Generator[None, None, int]:
+    """Export a sequence's state, its keys and values in pieces of so many bytes; return what the export does.
+
+    Args:
+        export: as in prefix_state().
+        memory: for the state.
+        buffers: of the KV cache; without any, all is copied at once.
+    """
+    base, reads, n_bytes = ctypes.addressof(bytes_of(memory)), list[_Read](), 0
+    with ALLOCATING, noting_reads(buffers, lambda address, target, size: reads.append(_Read(target, address, size))):
+        n_written = export(base)
+    for start, address, size in reads:
+        for offset in range(0, size, piece_bytes):
+            length = min(piece_bytes, size - offset)
+            if n_bytes + length > piece_bytes:
+                n_bytes = 0
+                yield
+            with ALLOCATING:
+                ctypes.memmove(start + offset, address + offset, length)
+            n_bytes += length
+    return n_written
 
 
 def _shorten(memory: mmap.mmap, base: int, end: int, reads: list[_Read], sequence_id: int, length: int) -> int:

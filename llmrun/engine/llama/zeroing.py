@@ -26,6 +26,7 @@ _Clear: Any = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_uint8)
 _Get: Any = ctypes.CFUNCTYPE(None, _Pointer, _Pointer, _Pointer, ctypes.c_size_t, ctypes.c_size_t)
 _DONTNEED = getattr(mmap, "MADV_DONTNEED", 4)  # Windows has none
 _SMALL = 1 << 20  # bytes; memset is as fast
+_KEYS_AND_VALUES = b"cache_k", b"cache_v"  # the beginnings of their tensors' names; recurrent states have others
 # struct ggml_backend_buffer_type begins with get_name, alloc_buffer, get_alignment, get_max_size, get_alloc_size.
 _ALLOC, _MAX_SIZE, _ALLOC_SIZE = 1, 3, 4
 # struct ggml_backend_buffer: functions up to clear and reset, then its type, the memory and its size.
@@ -77,11 +78,19 @@ def noting_cleared() -> Iterator[list[int]]:
 
 @contextmanager
 def noting_reads(buffers: Sequence[int], note: Callable[[int, int, int], object]) -> Iterator[None]:
-    """Call note(address, target, size) instead of copying what ggml reads from these buffers, one at a time."""
+    """Call note(address, target, size) instead of copying the keys and values that ggml reads from these buffers.
+
+    Recurrent states are copied: llama.cpp moves those of other sequences, too, when it decodes one.
+    """
     data_of = function("ggml_get_data", ctypes.c_void_p, _Pointer)
+    name_of = function("ggml_get_name", ctypes.c_char_p, _Pointer)
 
     def get(_: int, tensor: int, target: int, offset: int, size: int) -> None:
-        note(data_of(tensor) + offset, target, size)
+        source = data_of(tensor) + offset
+        if name_of(tensor).startswith(_KEYS_AND_VALUES):
+            note(source, target, size)
+        else:
+            ctypes.memmove(target, source, size)
 
     callback = _Get(get)
     words = [ctypes.cast(buffer, _Words) for buffer in buffers]

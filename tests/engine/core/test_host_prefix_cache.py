@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.conversation import Conversation
 from support.fake_context import hashed
 
+from llmrun.engine.core.policy import POLICY
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.params import SamplingParams
 
@@ -176,6 +179,20 @@ def test_a_conversation_that_goes_is_on_disk(tmp_path: Path) -> None:
     assert talk.started().reused_tokens >= 300
 
 
+def test_a_state_that_is_read_for_its_beginning_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in its file."""
+    store = KVStore(tmp_path, "model", 1 << 20)
+    talk = Conversation(hashed, store, n_ctx=2000)
+    talk.answer(LONG["a"] + LONG["b"], SAMPLING, most=4)
+    talk.engine.save(1, prompt_only=False)
+    later = Conversation(hashed, store, n_ctx=2000)
+    monkeypatch.setattr(later.context, "state_in_pieces", lambda *_: pytest.fail("it was read out"))
+    for prompt, n_reused in ((LONG["a"] + LONG["c"], 300), (LONG["a"] + LONG["b"] + "!", 600)):
+        later.answer(prompt, SAMPLING, most=4)
+        assert later.started().reused_tokens == n_reused
+        monkeypatch.undo()
+
+
 def test_a_state_that_is_refused_is_computed_again() -> None:
     talk = crowd()
     talk.context.set_state = lambda *arguments: False  # type: ignore[method-assign]
@@ -207,3 +224,87 @@ def test_a_copy_replaces_those_of_its_beginnings() -> None:
     for prompt in (LONG["a"], LONG["b"], LONG["a"] + "c" * 100):
         talk.answer(prompt, SAMPLING, most=1)
     assert [bytes(copy.tokens).decode() for copy in talk.engine._slots._copies] == [LONG["b"], LONG["a"] + "c" * 100]
+
+
+# ---- copied while others run -------------------------------------------------------------------------------------
+
+
+def beside(n_pieces: list[int], **settings: Any) -> Conversation:
+    """A conversation is parked, another one runs, and a third has just come that needs the slot or the cells.
+
+    Args:
+        n_pieces: gets the number of pieces copied before each decode call from now on.
+    """
+    policy = POLICY._replace(**{"piece_bytes": 200, **settings.pop("policy", {})})
+    talk = Conversation(hashed, policy=policy, **{"n_ctx": 600, "n_seq_max": 2, "n_batch": 64, **settings})
+    talk.answer(LONG["a"], SAMPLING, most=4)
+    talk.ask(LONG["b"][:100], SAMPLING, most=200, request=9)
+    for _ in range(8):
+        talk.events += talk.engine.step()
+    talk.context.before_decode = lambda call: n_pieces.append(talk.context.n_pieces)
+    talk.ask(LONG["c"], SAMPLING, most=4, request=20)
+    return talk
+
+
+@pytest.mark.parametrize("settings", [{"streams": True}, {"n_parked": 4, "n_cells": 600}, {"unified": False}])
+def test_what_a_prompt_evicts_is_copied_in_pieces_between_the_steps_of_others(settings: dict[str, Any]) -> None:
+    n_pieces: list[int] = []
+    talk = beside(n_pieces, **settings)
+    while not talk.of(20):
+        talk.events += talk.engine.step()
+    copied = [after - before for before, after in pairwise(n_pieces)]
+    assert sum(copied) > 3
+    assert max(copied) <= 1
+    talk.run()
+    assert (talk.text(9), talk.text(20)) == (alone(LONG["b"][:100], 200), alone(LONG["c"]))
+    talk.ask(LONG["a"] + "!", SAMPLING, most=4, request=21)
+    talk.run()
+    assert talk.started(21).reused_tokens == 300
+    assert talk.text(21) == alone(LONG["a"] + "!")
+
+
+def test_cells_that_running_sequences_will_need_are_copied_before() -> None:
+    n_pieces: list[int] = []
+    talk = beside(n_pieces, n_parked=4, n_cells=600)
+    talk.engine.cancel(20)
+    talk.ask("d" * 100, SAMPLING, most=150, request=22)
+    talk.run()
+    assert max(after - before for before, after in pairwise(n_pieces)) <= 1
+    assert max(n_pieces) > 3
+    assert talk.text(22) == alone("d" * 100, 150)
+    assert talk.answer(LONG["a"] + "!", SAMPLING, most=4)[0] == alone(LONG["a"] + "!")
+    assert talk.started().reused_tokens == 300
+
+
+@pytest.mark.parametrize("prompt", [LONG["a"] + "!", LONG["a"][:200] + "other"])
+@pytest.mark.parametrize("cancelled", [(20,), (20, 9)])
+def test_a_slot_that_is_being_copied_may_go_on_or_be_cut(prompt: str, cancelled: tuple[int, ...]) -> None:
+    """After its copy, or at once where nothing runs any more."""
+    talk = beside([], streams=True)
+    talk.events += talk.engine.step()
+    assert talk.engine._slots.is_copying
+    for request in cancelled:
+        talk.engine.cancel(request)
+    talk.ask(prompt, SAMPLING, most=40, request=21)
+    talk.run()
+    assert not talk.engine._slots.is_copying
+    assert talk.text(21) == alone(prompt, 40)
+
+
+@pytest.mark.parametrize("settings", [{"policy": {"piece_bytes": 0}}, {"on_device": True}])
+def test_elsewhere_no_prompt_waits_for_a_copy(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all prompts are known, and where a copy takes about as long as the prefill."""
+    talk = beside([], streams=True, **settings)
+    monkeypatch.setattr(talk.context, "state_in_pieces", lambda *_: pytest.fail("it was read out"))
+    talk.events += talk.engine.step()
+    assert talk.of(20)
+
+
+def test_no_conversation_is_lost_where_sequences_become_neighbours() -> None:
+    talk = Conversation(hashed, n_ctx=1000, n_seq_max=4, n_batch=64, streams=True)
+    for request, prompt in enumerate(("0 prompt", LONG["a"], LONG["b"], "3 prompt")):
+        talk.ask(prompt, SAMPLING, most=4 if request in (1, 2) else 100, request=request)
+    talk.run()
+    for letter in "ab":
+        talk.answer(LONG[letter] + "!", SAMPLING, most=4)
+        assert talk.started().reused_tokens == 300

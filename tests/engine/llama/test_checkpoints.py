@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from llmrun.engine.core.prefix import NO_SALT
 from llmrun.engine.core.sampler import SequenceSampler
 from llmrun.engine.core.sequence import Sequence
 from llmrun.engine.core.states import KVStore
+from llmrun.engine.llama import zeroing
+from llmrun.engine.llama.base import Entry
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.errors import UsageError
@@ -276,3 +279,33 @@ def test_random_crowds_with_idle_jobs_saves_and_restarts(model: LlamaModel, tmp_
                     loop.save_parked()
                     loop._slots.saver.wait()
     assert reused > 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere, reads can't be noted")
+@pytest.mark.parametrize("n_cells", [N_CTX, 3 * N_CTX])
+def test_a_state_is_copied_in_pieces_while_other_sequences_are_decoded(
+    model: LlamaModel, n_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one pool, or in streams; recurrent states and cells of windows move meanwhile."""
+    monkeypatch.setattr(zeroing, "_SMALL", 1)  # reads of small buffers are noted, too
+    load = Load(model.path, N_CTX, n_batch=N_BATCH, n_seq_max=3, n_cells=n_cells)
+    with closing(LlamaContext(model, load)) as context:
+        lengths, copies, n_pieces = [0, 0, 0], list[Any](), 0
+
+        def decode(*sequences: int, count: int = 1) -> None:
+            for sequence in sequences:
+                parts = tokens(sequence + lengths[sequence], count)
+                context.decode([Entry(token, lengths[sequence] + i, sequence, False) for i, token in enumerate(parts)])
+                lengths[sequence] += count
+
+        def copy() -> Iterator[None]:
+            copies.append((yield from context.state_in_pieces(1, 500)))
+
+        for _ in range(8):
+            decode(0, 1, 2, count=16)
+        expected = context.state(1)
+        for _ in copy():
+            n_pieces += 1
+            decode(*((0,), (2,), (2, 0))[n_pieces % 3])
+        assert bytes(copies[0]) == expected
+        assert (n_pieces > 3) is ("mamba2" not in Path(model.path).name), "it has no keys and values"
