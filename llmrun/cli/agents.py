@@ -17,6 +17,8 @@ _CODEX_MODELS = ("debug", "models", "--bundled")
 _CODEX_CATALOG = "codex-models.json"
 _SMALL_SHARE = 16  # for agents that keep more tokens free for their summary: Claude Code and Qwen Code
 _QWEN_RESERVE = 33_000  # tokens: 20,000 for the summary, and 13,000 more
+_CLAUDE_RESERVE = 13_000 - 1500  # tokens that it keeps free, less those that ask for a summary
+_WORKFLOW_WINDOW = 131_072  # tokens
 _RESULT_SHARE = 8  # of the window, that one result of a tool may take
 _MOST_RESULT = 25_000  # tokens, Claude Code's own limit
 _MOST_OUTPUT, _CHARACTERS_A_TOKEN = 30_000, 3  # Claude Code's own limit of a command's output, in characters
@@ -75,14 +77,18 @@ class Agent(NamedTuple):
 
 def _claude(server: Endpoint, folder: str, described: str) -> AgentSettings:
     tiers = ("OPUS", "SONNET", "HAIKU", "FABLE")
-    result = server.n_ctx // _RESULT_SHARE  # with its own limits, two results fill a window of 64k
+    result = min(server.n_ctx // _RESULT_SHARE, _MOST_RESULT)  # with its own limits, two of them fill a window of 64k
     window = {
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx),
+        # It summarizes when the longest answer and its reserve are left, and then sends the last five files again, of
+        # up to 5,000 tokens each. So it is told a window in which one more result, and the summary, still fit by then.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.n_ctx + _CLAUDE_RESERVE - result),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(_longest_answer(server, share=_SMALL_SHARE)),
-        "CLAUDE_CODE_FILE_READ_MAX_OUTPUT_TOKENS": str(min(result, _MOST_RESULT)),
-        "MAX_MCP_OUTPUT_TOKENS": str(min(result, _MOST_RESULT)),
+        "CLAUDE_CODE_FILE_READ_MAX_OUTPUT_TOKENS": str(result),
+        "MAX_MCP_OUTPUT_TOKENS": str(result),
         "BASH_MAX_OUTPUT_LENGTH": str(min(result * _CHARACTERS_A_TOKEN, _MOST_OUTPUT)),
     }
+    if server.n_ctx < _WORKFLOW_WINDOW:  # the tool takes 1,500 tokens of each prompt, and starts dozens of agents
+        window["CLAUDE_CODE_DISABLE_WORKFLOWS"] = "1"
     return AgentSettings({
         "ANTHROPIC_BASE_URL": server.address,
         "ANTHROPIC_AUTH_TOKEN": server.key or PLACEHOLDER_KEY,
@@ -315,7 +321,7 @@ def _longest_answer(server: Endpoint, share: int = 4) -> int:
 # Measured by tests/clients/windows.py, in windows of 32,768, 49,152, 65,536 and 131,072 tokens.
 AGENTS = {
     "claude": Agent(
-        "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, Needs("2.1.332", 12_700, 49_152)
+        "Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", _claude, Needs("2.1.332", 11_100, 49_152)
     ),
     "codex": Agent(
         "Codex", "codex", "npm install -g @openai/codex", _codex, Needs("0.171.0", 10_700, 32_768), _CODEX_MODELS

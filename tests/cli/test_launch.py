@@ -43,7 +43,6 @@ def test_claude_code_has_one_model_in_all_tiers() -> None:
     assert len(models) == 7
     assert set(models.values()) == {SERVER.model}
     assert variables["ANTHROPIC_BASE_URL"] == SERVER.address
-    assert variables["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "65536"
     assert variables["CLAUDE_CODE_ATTRIBUTION_HEADER"] == "0"
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW" not in variables  # below 100k it only warns
 
@@ -115,6 +114,20 @@ def test_a_result_takes_an_eighth_of_claude_codes_window(n_ctx: int, tokens: int
     found = settings("claude", SERVER._replace(n_ctx=n_ctx)).environment
     assert found["CLAUDE_CODE_FILE_READ_MAX_OUTPUT_TOKENS"] == found["MAX_MCP_OUTPUT_TOKENS"] == str(tokens)
     assert found["BASH_MAX_OUTPUT_LENGTH"] == str(characters)
+
+
+@pytest.mark.parametrize("n_ctx", [32_768, 49_152, 65_536, 131_072, 262_144])
+def test_claude_code_summarizes_when_one_more_result_and_the_summary_still_fit(n_ctx: int) -> None:
+    """It does so when the longest answer and 13,000 tokens are left of the window that it is told."""
+    found = settings("claude", SERVER._replace(n_ctx=n_ctx)).environment
+    told, answer, result = (
+        int(found[f"CLAUDE_CODE_{name}"])
+        for name in ("MAX_CONTEXT_TOKENS", "MAX_OUTPUT_TOKENS", "FILE_READ_MAX_OUTPUT_TOKENS")
+    )
+    fill = told - answer - 13_000
+    assert fill + result + 1500 + answer == n_ctx
+    assert fill >= n_ctx * 0.7
+    assert ("CLAUDE_CODE_DISABLE_WORKFLOWS" in found) == (n_ctx < 131_072)
 
 
 def test_a_name_with_quotes_stays_one_value() -> None:
@@ -364,7 +377,7 @@ def test_print_says_whether_a_server_runs_and_the_window_is_enough(capsys: pytes
     _print(Output(json=True), AGENTS["claude"], Target(SERVER, is_running=False, start=("serve", "m")), [])
     facts = json.loads(capsys.readouterr().out)
     assert (facts["is_running"], facts["start"], facts["n_ctx"]) == (False, ["llmrun", "serve", "m"], 65_536)
-    assert (facts["first_prompt"], facts["smallest_window"], facts["fits"]) == (12_700, 49_152, True)
+    assert (facts["first_prompt"], facts["smallest_window"], facts["fits"]) == (11_100, 49_152, True)
 
 
 def test_the_list_says_which_agents_fit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
