@@ -33,18 +33,22 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+_MUCH_LESS_SIMILAR = 0.09  # than the most similar name; such names are not worth a question
+
 
 def near_names(typed: str, names: Iterable[str]) -> list[str]:
     """Return up to three names that were probably meant: names that contain the typed text, else similar ones.
 
     Case does not count.
     """
-    from difflib import get_close_matches
+    from difflib import SequenceMatcher, get_close_matches
 
     lower = {name.lower(): name for name in names}
-    inside = [low for low in lower if typed.lower() in low] if len(typed) > 1 else []
-    near = inside or get_close_matches(typed.lower(), lower)
-    return [lower[low] for low in near[:3]]
+    if inside := [low for low in lower if typed.lower() in low] if len(typed) > 1 else []:
+        return [lower[low] for low in inside[:3]]
+    near = get_close_matches(typed.lower(), lower)
+    ratios = [SequenceMatcher(None, low, typed.lower()).ratio() for low in near]
+    return [lower[low] for low, ratio in zip(near, ratios, strict=True) if ratio > ratios[0] - _MUCH_LESS_SIMILAR]
 
 
 def did_you_mean(typed: str, names: Iterable[str], otherwise: str = "") -> str:

@@ -68,6 +68,14 @@ def test_text() -> None:
     assert (error.what, error.why, error.hint) == ("it broke", "it was old", "buy a new one")
 
 
+def test_names_much_less_similar_than_the_best_are_not_asked_about() -> None:
+    names = ["serve.port", "serve.host", "serve.keep", "model"]
+    assert errors.near_names("serve.prot", names) == ["serve.port"]
+    assert errors.near_names("serve", names) == names[:3]
+    assert errors.near_names("bat", ["cat", "rat"]) == ["rat", "cat"]
+    assert errors.near_names("zzz", names) == []
+
+
 def test_a_number_that_no_float_holds_is_refused() -> None:
     with pytest.raises(errors.UsageError, match="invalid --port 999"):
         errors.require_within("--port", int("9" * 400), (1, 65_535))

@@ -41,9 +41,9 @@ def serve_in_background(output: Output, arguments: Sequence[str], port: int) -> 
     """
     log = log_file(port)
     process, server = start_server(arguments, log, answers)
-    output.note(f"Serving in the background, process {process.pid}. llmrun logs -f shows the log, {log}.")
-    output.note(f"llmrun stop --port {server.port} ends it. Its page to chat on, and its API, are at:")
+    output.note(f"Serving in the background, process {process.pid}: a page to chat on, and the API, at")
     output.text(server.address)
+    output.note(f"llmrun stop --port {server.port} ends it. llmrun logs -f shows its log, {log}")
 
 
 def log_file(port: int) -> Path:

@@ -29,6 +29,7 @@ from llmrun.ui.terminal.tables import Column, show_table
 
 if TYPE_CHECKING:
     from llmrun.models.modelfile import Modelfile
+    from llmrun.planning.catalogue import Proposal
     from llmrun.planning.preferences import LoadPreferences
 
 _HAVE_DEFAULT_MODEL = frozenset({"run", "chat"})
@@ -85,12 +86,19 @@ def no_model(command: str, words: Sequence[str] = ()) -> NoModelError:
     from llmrun.planning.catalogue import local_estimates, propose
 
     chosen = propose(load_catalogue().entries.values(), local_estimates(load_settings(), probe()))
-    proposals = [(each.entry.alias, readable_size(each.size.n_bytes), each.purpose) for each in chosen]
+    proposals = [(each.entry.alias, readable_size(each.size.n_bytes), _about(each)) for each in chosen]
     sizes = ", ".join(f"{name} ({size})" for name, size, _ in proposals)
     why = f"none is in the settings, and none has been used yet; fit into this machine's memory: {sizes}"
     first, *options = command.split()
-    hint = " or ".join(shlex.join(["llmrun", first, name, *options, *words]) for name, *_ in proposals)
+    hint = shlex.join(["llmrun", first, proposals[0][0], *options, *words])
     return NoModelError(why=why, hint=hint, proposals=proposals)
+
+
+def _about(proposal: Proposal) -> str:
+    """Return what a proposed model is for, and whether it would have to wait for memory."""
+    estimate = proposal.estimate
+    is_short = estimate.fits and not estimate.fits_now
+    return f"{proposal.purpose}; too little memory is free now" if is_short else proposal.purpose
 
 
 def with_preset(model: str, preferences: LoadPreferences) -> LoadPreferences:

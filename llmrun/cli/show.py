@@ -36,15 +36,14 @@ def show(model: ModelArgument, json: JsonOption = False) -> None:
     settings = load_settings()
     located = locate(model, settings)
     try:
-        path = located.path
-        here = _facts_here(path, located.spec) if path else None
-        facts = here or _remote_facts(output, located.spec, settings)
+        path, spec = located.path, located.spec
+        facts = facts_here(path, spec) if path else _with_origin(_remote_facts(output, spec, settings), spec)
     except NetworkError:
         entry = load_catalogue().entries.get(located.spec.alias or "")
         if entry:
             _print(output, _catalogue_facts(entry))
         raise
-    _print(output, _with_origin(facts, located.spec))
+    _print(output, facts)
 
 
 def header_facts(header: Header) -> dict[str, Any]:
@@ -92,10 +91,11 @@ def _drafter_facts(header: Header) -> dict[str, Any]:
     }
 
 
-def _facts_here(path: Path, spec: ModelSpec) -> dict[str, Any]:
+def facts_here(path: Path, spec: ModelSpec) -> dict[str, Any]:
     """Return facts about a model on this disk."""
     projector = _projector_facts(path, spec.modelfile.projector)
-    return {**header_facts(read_header(path)), **projector, **_modelfile_facts(spec.modelfile)}
+    facts = {**header_facts(read_header(path)), **projector, **_modelfile_facts(spec.modelfile)}
+    return _with_origin(facts, spec)
 
 
 def _modelfile_facts(modelfile: Modelfile) -> dict[str, Any]:

@@ -25,7 +25,9 @@ from llmrun.cli.docs import show_left_out
 from llmrun.cli.loading import open_chat_model
 from llmrun.cli.options import check_output_file
 from llmrun.cli.sampling import read_value, sampling_rows, shown_value
+from llmrun.cli.sessions import show_list
 from llmrun.cli.talk import way_back
+from llmrun.config import has_notes
 from llmrun.errors import UsageError, did_you_mean, require_within
 from llmrun.model.chat_model import loaded_locally, seeds_for
 from llmrun.model.loading import A_CHAT
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from llmrun.ui.answer.page import Think
 
 _RETRY_BOUNDS = (2, 9)
+_SHOWN_CHATS = 20
 DROP = "--drop"
 
 
@@ -365,7 +368,10 @@ def add_note(chat: Chat, argument: str) -> None:
         return
     for line in read_notes().splitlines():
         chat.output.note(line, dim=False)
-    chat.output.note(describe_notes() or f"No notes are in use: {notes_file()} has none, or they are off.")
+    if not has_notes():
+        chat.output.note("Notes across chats are off: llmrun config set notes on")
+    else:
+        chat.output.note(describe_notes() or f"There are no notes in {notes_file()} yet: /remember TEXT adds one.")
 
 
 def change_model(chat: Chat, argument: str) -> None:
@@ -407,11 +413,12 @@ _CANDIDATES = 8
 
 
 def show_header(chat: Chat, argument: str) -> None:
-    """Print the model's header."""
-    from llmrun.cli.show import header_facts
+    """Print what `llmrun show` prints of the model."""
+    from llmrun.cli.show import facts_here
     from llmrun.ui.views.model_facts import show_model
 
-    show_model(chat.output, header_facts(loaded_locally(chat.conversation.model, "/show").header), stderr=True)
+    model = loaded_locally(chat.conversation.model, "/show")
+    show_model(chat.output, facts_here(model.path, model.spec), stderr=True)
     chat.tell_notes()
 
 
@@ -451,8 +458,11 @@ def sources(chat: Chat, argument: str) -> None:
     """Print the passages that were sent with the last question, and the files of --docs that are left out."""
     last = chat.conversation.chat.last_question
     passages = last.part.passages if last is not None and isinstance(last.part, Question) else ()
-    if not passages:
-        chat.output.note("No passage was sent with the last question: llmrun chat --docs FOLDER")
+    if last is None:
+        chat.output.note("There is no question yet.")
+    elif not passages:
+        why = "" if chat.index is not None else ": llmrun chat --docs FOLDER searches your documents"
+        chat.output.note(f"No passage was sent with the last question{why}")
     show_passages(chat.output, passages)
     if chat.index is not None:
         show_left_out(chat.output, chat.index.state)
@@ -526,8 +536,7 @@ def load(chat: Chat, argument: str) -> None:
 
 def list_sessions(chat: Chat, argument: str) -> None:
     """Print the saved chats."""
-    for facts in chat.store.all()[:20]:
-        chat.output.note(f"  {facts.name}: {counted(facts.turns, 'turn')}, {short(facts.first)}")
+    show_list(chat.output, chat.store.all()[:_SHOWN_CHATS], stderr=True)
 
 
 def export_chat(chat: Chat, argument: str) -> None:

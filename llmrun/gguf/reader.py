@@ -186,9 +186,12 @@ class _HeaderReader:
 
     def read(self) -> Header:
         if self.take(4, "magic") != b"GGUF":
+            begins = first_bytes(bytes(self.data[:4]))
+            is_document = begins.startswith('"') and self.path.suffix.lower() != ".gguf"
             raise BadModelError(
                 f"{str(self.path)!r} is not a GGUF model",
-                why=f'it begins with {first_bytes(bytes(self.data[:4]))} instead of "GGUF"',
+                why=f'it begins with {begins} instead of "GGUF"',
+                hint="llmrun run MODEL -f FILE asks a model about a file" if is_document else "",
             )
         version = self.version()
         n_tensors = self.count("number of tensors", min_bytes=24, maximum=MAX_TENSORS)

@@ -33,6 +33,8 @@ SLOW = 5.0
 """Tokens/s below which an answer is slower than reading; no such model is proposed without saying so."""
 PURPOSES = {"quick answers": 20.0, "as fast as reading": 6.0, "the largest that is usable": SLOW}
 """Purpose of a proposed model -> tokens/s that it needs at least."""
+_SIZES = "small", "medium", "large"
+"""What is said of proposed models where speeds are unknown."""
 _OVERHEAD, _FIXED_BYTES = 0.12, 150_000_000  # of KV cache, activations and process, over the weights
 _LAYERS = 32  # of most models in the catalogue
 _FACTORS = {"M": 1e6, "B": 1e9}
@@ -216,6 +218,6 @@ def propose(entries: Collection[CatalogueEntry], estimates: Estimates) -> list[P
         fast = [candidate for candidate in fitting if (candidate[1].decode_rate or 0.0) >= least]
         is_known = any(estimate.decode_rate for _, estimate in fitting)
         entry, estimate = (fast or fitting[:1])[-1] if is_known else fitting[(len(fitting) - 1) * number // 2]
-        purpose = purpose if fast or not is_known else "the fastest"
+        purpose = _SIZES[number] if not is_known else purpose if fast else "the fastest"
         chosen.setdefault(entry.alias, Proposal(purpose, entry, estimate, estimates.size_of(entry)))
     return list(chosen.values())

@@ -13,6 +13,7 @@ import itertools
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,24 +53,54 @@ PICTURES = {
 }
 
 
+def play(
+    command: str,
+    arguments: Sequence[str],
+    typed: Sequence[tuple[object, object]],
+    screen: pyte.Screen,
+    environment: Mapping[str, str],
+) -> int | None:
+    """Show on the screen what a command draws in a terminal of that size, to its end; return its exit status.
+
+    Args:
+        typed: (pattern, what is done when it comes): keys to type, a number of columns that the terminal gets, or
+            None, which ends the command there.
+
+    Raises:
+        pexpect.TIMEOUT: a pattern, or the end, doesn't come.
+    """
+    stream = pyte.ByteStream(screen)
+    size = screen.lines, screen.columns
+    child = pexpect.spawn(
+        command, list(arguments), env=dict(environment), dimensions=size, timeout=PATIENCE, encoding=None
+    )
+    try:
+        for pattern, keys in (*typed, (pexpect.EOF, None)):
+            try:
+                child.expect(pattern)
+            finally:
+                stream.feed(child.before if isinstance(child.before, bytes) else child.buffer)
+            stream.feed(child.after if isinstance(child.after, bytes) else b"")
+            if keys is None:
+                break
+            if isinstance(keys, str):
+                child.send(keys.encode())
+            else:
+                screen.reflow(keys)
+                child.setwinsize(screen.lines, keys)
+    finally:
+        child.close(force=True)
+    return child.exitstatus if child.signalstatus is None else -child.signalstatus
+
+
 def screen_of(llmrun: str, picture: Picture, columns: int) -> pyte.Screen:
     """What a terminal shows after the command has ended."""
     screen = pyte.Screen(columns, picture.rows)
-    stream = pyte.ByteStream(screen)
+    lines = [(PROMPT, f"{line}\r") for line in picture.typed]
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "TERM": "xterm-256color", "LLMRUN_HOME": home}
         environment.pop("NO_COLOR", None)
-        child = pexpect.spawn(
-            llmrun, list(picture.arguments), env=environment, dimensions=(picture.rows, columns), timeout=PATIENCE
-        )
-        seen = b""
-        for line in (*picture.typed, ""):
-            child.expect(PROMPT if picture.typed else pexpect.EOF)
-            seen += child.before + (child.after if picture.typed else b"")
-            if line:
-                child.send(line.encode() + b"\r")
-        child.close(force=True)
-    stream.feed(seen)
+        play(llmrun, picture.arguments, [*lines, (PROMPT, None)] if lines else [], screen, environment)
     return screen
 
 

@@ -130,6 +130,7 @@ def test_while_the_hub_cannot_be_reached_the_words_find_passages(environment: di
 def test_a_chat_shows_its_sources_and_keeps_them(chat: type[Terminal]) -> None:
     Path("notes/photo.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     talk = chat(ENGINES, "--docs", "notes", "--docs-model", "./tiny.gguf", "--session", "tea")
+    assert "There is no question yet." in talk.ask("/sources")
     asked = talk.ask("Where is the tea?")
     assert any("Sent with 1 passage of 1 file (/sources)." in line for line in asked)
     shown = talk.ask("/sources")

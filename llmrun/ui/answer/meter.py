@@ -165,7 +165,7 @@ def _prefilled(stats: Stats) -> list[str]:
 
 def _window(stats: Stats) -> list[str]:
     """Return the fill of the context window, if known."""
-    if stats.over_network and not stats.context_used:
+    if not stats.context_used and (stats.over_network or not stats.n_ctx):
         return []
     return [f"ctx {stats.context_used:,}/{stats.n_ctx:,}" if stats.n_ctx else f"ctx {stats.context_used:,}"]
 

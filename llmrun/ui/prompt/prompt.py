@@ -37,8 +37,8 @@ from llmrun.ui.terminal.output import Output
 if TYPE_CHECKING:
     from prompt_toolkit.input import Input
 
-FOLDED_LINES = 20
-"""A paste of more lines is shown as one row."""
+FOLDED_LINES, FOLDED_CHARACTERS = 20, 2_000
+"""A paste of more lines, or of more characters, is shown as one row."""
 _ALLOW_PASTES, _FORBID_PASTES = "\x1b[?2004h", "\x1b[?2004l"
 
 
@@ -127,10 +127,11 @@ class Prompt:
     def _folded(self, text: str) -> str:
         """Return a pasted text, or the row that stands for a long one."""
         n_lines = text.strip("\n").count("\n") + 1
-        if n_lines <= FOLDED_LINES:
+        if n_lines <= FOLDED_LINES and len(text) <= FOLDED_CHARACTERS:
             return text
         number = len(self._pastes) + 1
-        row = f"[{n_lines:,} lines pasted]" if number == 1 else f"[{n_lines:,} lines pasted, {number}]"
+        amount = f"{n_lines:,} lines" if n_lines > FOLDED_LINES else f"{len(text):,} characters"
+        row = f"[{amount} pasted]" if number == 1 else f"[{amount} pasted, {number}]"
         self._pastes[row] = text
         return row
 

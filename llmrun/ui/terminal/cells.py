@@ -63,6 +63,20 @@ def wrapped(text: str, cells: int) -> list[str]:
     return [*rows, row]
 
 
+_QUOTED = re.compile(r"""(?<!\S)(['"]).*?\1(?!\S)""")
+_UNBROKEN = "\xa0"  # no-break space
+
+
+def wrapped_by_blanks(text: str, cells: int) -> str:
+    """Return a line that a copy has as one: blanks fill its rows, so that the terminal wraps it between words.
+
+    What stands in quotes is a word.
+    """
+    rows = wrapped(_QUOTED.sub(lambda quoted: quoted[0].replace(" ", _UNBROKEN), text), cells)
+    filled = [row + " " * (-width(row) % cells) for row in rows[:-1]]
+    return "".join((*filled, rows[-1])).replace(_UNBROKEN, " ")
+
+
 def shrunk(widths: Sequence[int], minimum: Sequence[int], room: int) -> list[int]:
     """Return widths of columns that fit into the room, or the minimum: the columns with most to spare shrink first."""
     shrunk_widths = list(widths)

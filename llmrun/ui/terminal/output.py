@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from llmrun.errors import LlmrunError
-from llmrun.ui.terminal.cells import wrapped
+from llmrun.ui.terminal.cells import wrapped, wrapped_by_blanks
 from llmrun.ui.terminal.sanitize import clean
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ class Output:
         """Print a line on stderr; on a terminal it is wrapped between words.
 
         Args:
-            is_command: the line will be copied, so only the terminal itself may wrap it.
+            is_command: the line will be copied as one line.
             dim: the line is secondary.
         """
         line = clean(text)
-        shown = line if is_command else self._wrapped(line)
+        shown = self._wrapped(line, is_command=is_command)
         self._to_stderr(self._styled(_DIM, shown) if dim else shown)
 
     def error(self, error: LlmrunError) -> None:
@@ -109,7 +109,7 @@ class Output:
         if error.why:
             lines.append(self._wrapped("  why: " + clean(error.why)))
         if error.hint:
-            lines.append("  try: " + clean(error.hint))  # the terminal wraps it: a copied command is one line
+            lines.append(self._wrapped("  try: " + clean(error.hint), is_command=True))
         self._to_stderr("\n".join(lines))
 
     def text(self, text: str) -> None:
@@ -117,9 +117,9 @@ class Output:
         self.stdout.write(text + "\n")
         self.stdout.flush()
 
-    def sentence(self, text: str) -> None:
-        """Print text of a result on stdout; on a terminal it is wrapped."""
-        self.text(self._wrapped(clean(text), stderr=False))
+    def sentence(self, text: str, *, is_command: bool = False) -> None:
+        """Print text of a result on stdout; on a terminal it is wrapped. is_command as in note()."""
+        self.text(self._wrapped(clean(text), stderr=False, is_command=is_command))
 
     def result_json(self, value: Any) -> None:
         """Print a command's result on stdout as one JSON document.
@@ -229,10 +229,12 @@ class Output:
     def _styled(self, style: str, text: str) -> str:
         return f"{style}{text}{_RESET}" if self.stderr_has_color else text
 
-    def _wrapped(self, line: str, *, stderr: bool = True) -> str:
+    def _wrapped(self, line: str, *, stderr: bool = True, is_command: bool = False) -> str:
         """Return a line, wrapped if it goes to a terminal."""
         cells = self.columns(stderr=stderr)
-        return "\n".join(wrapped(line, cells)) if cells else line
+        if not cells:
+            return line
+        return wrapped_by_blanks(line, cells) if is_command else "\n".join(wrapped(line, cells))
 
     def _to_stderr(self, text: str) -> None:
         """Write a line. A full disk below stderr does not end the command: the line is lost, or follows later."""

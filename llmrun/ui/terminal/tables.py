@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmrun.ui.terminal.cells import fitting, shrunk, width, wrapped
+from llmrun.ui.terminal.cells import fitting, shrunk, width, wrapped, wrapped_by_blanks
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
@@ -55,8 +55,8 @@ def show_table(
 ) -> None:
     """Print a table on stdout. Headings are left out when all are empty.
 
-    On a narrow terminal, cells are wrapped between words, and excerpts cut; if that is not enough, each row becomes a
-    record of several lines.
+    On a terminal, a column with nothing but a heading is left out. On a narrow one, cells are wrapped between words,
+    and excerpts cut; if that is not enough, each row becomes a record of several lines.
 
     Args:
         columns: one for each cell of a row.
@@ -64,11 +64,12 @@ def show_table(
         stderr: print there, because the table is not the command's result.
     """
     safe = [[clean(cell) for cell in row] for row in rows]
-    columns, safe = _without_dispensable(columns, safe, output.columns(stderr=stderr))
+    cells = output.columns(stderr=stderr)
+    if cells and safe:
+        columns, safe = _without_dispensable(*_without_empty(columns, safe), cells)
     headings = [column.heading for column in columns]
     heads = [headings] if any(headings) else []
     widths = [max((width(line[index]) for line in heads + safe), default=0) for index in range(len(columns))]
-    cells = output.columns(stderr=stderr)
     printer = _Printer(output, stderr=stderr)
     if not cells or sum(widths) + _GAP * (len(widths) - 1) <= cells:
         printer.table(columns, heads, safe, widths)
@@ -88,6 +89,12 @@ def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -
     output.stdout.flush()
 
 
+def _without_empty(columns: Sequence[Column], rows: list[list[str]]) -> tuple[Sequence[Column], list[list[str]]]:
+    """Return the columns and cells to show: without those that have a heading, and no text in any row."""
+    shown = [index for index, column in enumerate(columns) if not column.heading or any(row[index] for row in rows)]
+    return [columns[index] for index in shown], [[row[index] for index in shown] for row in rows]
+
+
 def _without_dispensable(
     columns: Sequence[Column], rows: list[list[str]], room: int
 ) -> tuple[Sequence[Column], list[list[str]]]:
@@ -99,7 +106,7 @@ def _without_dispensable(
     dispensable = [index for index, column in enumerate(columns) if column.is_dispensable]
     while dispensable and sum(widths[index] for index in shown) > room + _GAP:
         shown.remove(dispensable.pop())
-    if not room or sum(widths[index] for index in shown) > room + _GAP:
+    if sum(widths[index] for index in shown) > room + _GAP:
         return columns, rows
     return [columns[index] for index in shown], [[row[index] for index in shown] for row in rows]
 
@@ -181,13 +188,13 @@ class _Printer:
             self.stream.write((" " * _GAP).join(shown).rstrip() + "\n")
 
     def facts(self, columns: Sequence[Column], rows: list[list[str]], widths: list[int], cells: int) -> None:
-        """Write names, each with a text beside or below it. A word too long for a row is left to the terminal."""
+        """Write names, each with a text beside it, or below it where a word is too long for that."""
         room = cells - sum(widths[:-1]) - _GAP * (len(widths) - 1)
         stands_beside = room >= min(widths[-1], _MIN_TEXT)
         for *names, text in rows:
-            if not any(names) and width(text) > room:  # a command, to be copied as one line: the terminal wraps it
-                self.stream.write(f"  {text}\n")
-            elif stands_beside and not room < max(map(width, text.split()), default=0) <= cells - _GAP:
+            if not any(names) and width(text) > room:  # a command, to be copied as one line
+                self.stream.write(wrapped_by_blanks(f"  {text}", cells) + "\n")
+            elif stands_beside and max(map(width, text.split()), default=0) <= room:
                 self.table(columns, [], [[*names, text]], [*widths[:-1], room])
             else:
                 if any(names):

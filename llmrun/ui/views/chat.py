@@ -12,7 +12,7 @@ from llmrun.protocol.questions import Choice, TokenCount
 from llmrun.ui.terminal.format import bar, counted, percent, short
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
-from llmrun.ui.terminal.tables import Column, right, show_table
+from llmrun.ui.terminal.tables import Column, right, show_facts, show_table
 
 if TYPE_CHECKING:
     from llmrun.chat.passages import Passage
@@ -100,14 +100,13 @@ def show_tools(
     output: Output, tools: Sequence[Tool], offers: Sequence[Offer] = (), switched_off: Sequence[str] = ()
 ) -> None:
     """Print a line for each tool: its arguments and the first line of its description; then the other offers."""
+    rows = []
     for tool in tools:
         arguments = ", ".join(load_json(tool.parameters).get("properties", {}))
-        description = tool.description.strip().partition("\n")[0]
-        output.note(f"  {tool.name}({arguments}){'  ' if description else ''}{description}")
-    for name in switched_off:
-        output.note(f"  {name}  is off")
-    for offer in offers:
-        output.note(f"  {offer.kind} {clean(offer.name)}  {clean(offer.about).partition(chr(10))[0]}".rstrip())
+        rows.append((f"  {tool.name}({arguments})", tool.description.strip().partition("\n")[0]))
+    rows += [(f"  {name}", "is off") for name in switched_off]
+    rows += [(f"  {offer.kind} {offer.name}", offer.about.partition("\n")[0]) for offer in offers]
+    show_facts(output, rows, stderr=True)
 
 
 def _shown(value: Any) -> str:

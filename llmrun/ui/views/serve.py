@@ -40,7 +40,8 @@ _INDEX = re.compile(r"\[\d+\]")
 _MOST_IGNORED = 100  # kinds that are named
 _REDRAW_SECONDS = 0.5
 _SHOWN_REQUESTS = 8  # by `llmrun ps`
-_POLLED = frozenset({"/", "/health", "/v1/health", "/metrics"})
+_HEALTH = frozenset({"/health", "/v1/health"})
+_POLLED = _HEALTH | {"/", "/metrics"}
 _PAGE = "/ui/"
 _HALVES = {"00": "█", "01": "▀", "10": "▄", "11": " "}  # light squares of two rows, which dark terminals show as light
 _CODE_BORDER = 2  # light squares around a code, of the four that it has
@@ -199,7 +200,8 @@ def _is_poll(request: AccessRecord) -> bool:
     Answers are none: they have facts.
     """
     is_regular = request.path in _POLLED or request.path.startswith(_PAGE)
-    return is_regular and request.status < 400 and not request.facts
+    is_loading = request.path in _HEALTH and request.status == 503
+    return is_regular and (request.status < 400 or is_loading) and not request.facts
 
 
 def live_line(figures: Figures) -> str:

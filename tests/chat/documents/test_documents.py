@@ -83,6 +83,7 @@ def test_documents_without_a_text_say_why() -> None:
     assert "it is encrypted (qpdf" in why(encrypted("user"))
     assert text_of(encrypted("")) == "[page 1]\nsecret"
     assert "it is damaged" in why(pdf("text")[:400])
+    assert "Error" not in why(pdf("text")[:400]), "a name of Python"
     assert "it is damaged" in why(b"PK\x03\x04 word/", kind="word")
 
 

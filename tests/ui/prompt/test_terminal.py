@@ -178,6 +178,13 @@ def test_a_long_paste_is_one_row_and_one_entry_of_the_history(chat: Callable[...
     assert typed.gives("[200 lines pasted]\r") == "message '[200 lines pasted]'", "it was typed"
 
 
+def test_a_long_line_that_is_pasted_is_one_row(chat: Callable[..., Chat]) -> None:
+    typed, text = chat(), "word " * 3000
+    typed.press(PASTE, text, PASTED, "so?")
+    typed.wait(lambda: typed.lines[-1] == ">>> [15,000 characters pasted]so?")
+    assert typed.gives("\r") == "message " + ascii(f"{text}so?")
+
+
 def test_a_paste_while_an_answer_is_written_is_one_message(chat: Callable[..., Chat]) -> None:
     typed = chat()
     typed.press("wait\r")

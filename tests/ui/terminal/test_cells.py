@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from support.screens import ReflowingScreen, Terminal
 from wcwidth import wcwidth
 
-from llmrun.ui.terminal.cells import advance, char_width, cut, last_cluster, may_grow, shrunk, width, wrapped
+from llmrun.ui.terminal.cells import (
+    advance,
+    char_width,
+    cut,
+    last_cluster,
+    may_grow,
+    shrunk,
+    width,
+    wrapped,
+    wrapped_by_blanks,
+)
 
 
 def test_cells() -> None:
@@ -47,3 +58,21 @@ def test_lines_are_wrapped_between_words_below_their_last_column(line: str, rows
 def test_columns_give_what_they_can_and_no_more() -> None:
     assert shrunk([10, 30, 5], [10, 6, 5], 30) == [10, 15, 5]
     assert shrunk([10, 30], [10, 6], 12) == [10, 6]
+
+
+@pytest.mark.parametrize("columns", [22, 30, 41, 80, 200])
+def test_a_line_to_be_copied_has_whole_words_and_stays_one_line(columns: int) -> None:
+    text = "  try: llmrun run qwen3-coder-30b 'two  words' 日本語日本語日 or it isn't what can't be"
+    terminal = Terminal(columns, 24, kind=ReflowingScreen)
+    terminal.write(wrapped_by_blanks(text, columns) + "\n")
+    rows = terminal.screen.everything()
+    for word in ("qwen3-coder-30b", "'two  words'", "日本語日本語日", "isn't", "can't"):
+        assert sum(word in row for row in rows) == 1, word
+    assert isinstance(terminal.screen, ReflowingScreen)
+    assert "\n" not in terminal.screen.copied()
+    assert terminal.screen.copied().split() == text.split()
+
+
+def test_a_word_longer_than_a_row_is_left_to_the_terminal() -> None:
+    path = "/" + "x" * 50
+    assert wrapped_by_blanks(f"try: {path} again", 20) == f"try:{' ' * 16}{path}{' ' * 9}again"

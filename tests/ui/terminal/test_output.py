@@ -54,6 +54,13 @@ def test_an_error_is_wrapped_between_words() -> None:
     assert written(output)[1] == "error: there is no saved chat\ncalled nothing\n"
 
 
+def test_a_hint_is_wrapped_between_words_and_stays_one_line() -> None:
+    output = terminal_output(COLUMNS="30", NO_COLOR="1")
+    output.error(LlmrunError("it broke", hint="llmrun run granite4-h-tiny 'Why is it so?'"))
+    first = "  try: llmrun run".ljust(30)
+    assert written(output)[1] == f"error: it broke\n{first}{'  granite4-h-tiny'.ljust(30)}  'Why is it so?'\n"
+
+
 def test_error_without_why_and_hint_is_one_line() -> None:
     output = pipe_output()
     output.error(LlmrunError("it broke"))

@@ -82,6 +82,26 @@ def test_installed_on_a_terminal() -> None:
     assert "[bold]owner[/foo]/array" in text
 
 
+def test_a_column_without_any_text_is_left_out() -> None:
+    columns, rows = [Column("NAME"), Column("SPEED", right=True), Column("HERE")], [("a", "", "yes"), ("b", "", "")]
+    output = terminal(COLUMNS="80", NO_COLOR="1")
+    show_table(output, columns, rows)
+    assert written(output) == "NAME  HERE\na     yes\nb\n"
+    output = pipe()
+    show_table(output, columns, rows)
+    assert written(output).splitlines()[0] == "NAME  SPEED  HERE", "for scripts"
+    output = terminal(COLUMNS="80", NO_COLOR="1")
+    show_facts(output, [("", "indented")])
+    assert written(output) == "  indented\n"
+
+
+def test_a_word_too_long_for_its_column_stands_below_the_name() -> None:
+    output = terminal(COLUMNS="30", NO_COLOR="1")
+    path = "/home/" + "x" * 40
+    show_facts(output, [("size", "98.4 MB"), ("path", path)])
+    assert written(output) == f"size  98.4 MB\npath\n  {path}\n"
+
+
 def on_a_real_terminal(columns: int, **environment: str) -> list[str]:
     """What a terminal so wide gets to see of a table that is 41 cells wide."""
     master, slave = pty.openpty()
