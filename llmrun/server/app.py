@@ -151,6 +151,10 @@ class HttpApp:
                     status = message["status"]
                 await send(message)
 
+            def log() -> None:
+                client, seconds = (scope.get("client") or ("",))[0], time.monotonic() - started
+                self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
+
             try:
                 try:
                     await app(scope, receive, sending)
@@ -159,9 +163,11 @@ class HttpApp:
                         await _refuse(scope, sending, DrainingError("the server is shutting down"))
                     raise
                 finally:
-                    client = (scope.get("client") or ("",))[0]
-                    seconds = time.monotonic() - started
-                    self._on_served(AccessRecord(client, scope["method"], scope["path"], status or 499, seconds, facts))
+                    goes_on = facts.pop("goes_on", None)
+                    if goes_on is None or goes_on.done():
+                        log()
+                    else:  # the client has left, and sees the rest by another request
+                        goes_on.add_done_callback(lambda _: log())
             except Exception as error:  # a bug
                 if "error" not in facts:  # the response had begun; else _internal_error() has logged it
                     log_internal(as_llmrun_error(error))

@@ -38,6 +38,7 @@ from llmrun.protocol.messages import (
     Generate,
     Rewriting,
     Started,
+    Stats,
     TextDelta,
     TokenLogprob,
 )
@@ -491,7 +492,7 @@ class Exchange(ABC):
                 if isinstance(event, Started):
                     self._log_start(event, answers.rewritten)
                 elif isinstance(event, Finished):
-                    self._log_end(event, writer.answers[choice].reason)
+                    self._log_end(event.stats, writer.answers[choice].reason)
         finally:
             self._unhandled.clear()
             if self._is_stream and chunk:
@@ -602,8 +603,7 @@ class Exchange(ABC):
         if started.history is not None:
             self._log["history"] = started.history._asdict()
 
-    def _log_end(self, finished: Finished, reason: str) -> None:
-        stats = finished.stats
+    def _log_end(self, stats: Stats, reason: str) -> None:
         self._log["completion_tokens"] = self._log.get("completion_tokens", 0) + stats.completion_tokens
         self._log["reason"], self._log["decode_seconds"] = reason, stats.decode_seconds
         self._log["ttft_seconds"] = round(stats.ttft_seconds, 4)

@@ -78,7 +78,7 @@ def area(radius: float) -> float:
 """
 CUT = """[...document.querySelectorAll('body > header *, form *, dialog[open] *, aside *')].filter(each => {
     const style = getComputedStyle(each), box = each.getBoundingClientRect();
-    if (!each.checkVisibility({ visibilityProperty: true }) || each.closest('.hidden, .words, .excerpt, #title') || box.width < 3) return false;
+    if (!each.checkVisibility({ visibilityProperty: true }) || each.closest('.hidden, .words, .excerpt, .wide, #title') || box.width < 3) return false;
     const isCut = style.overflow !== 'visible' && each.scrollWidth > each.clientWidth + 1 && style.overflowX !== 'auto' && each.textContent.trim();
     return isCut || box.right > innerWidth + 1 || (each.matches('dialog .buttons:last-child *, #composer *') && box.bottom > innerHeight + 1);
 }).map(each => each.id || each.textContent.trim().slice(0, 30))"""
@@ -468,7 +468,7 @@ def search_and_delete(day: Day) -> str:
 
 def by_keys(day: Day) -> str:
     """Without a mouse: from the model to a question and back."""
-    day.see("document.activeElement.blur()")
+    day.see("document.querySelector('.skip').focus()")
     stops: list[str] = []
     for _ in range(60):
         day.page.key("Tab")

@@ -361,6 +361,8 @@ class PageExchange(Exchange):
             return None
         n_ctx = turn.model.n_ctx if pooled.is_loaded else 0
         stats = last.finished.stats if last.finished else replace(self._round_writer.stats, n_ctx=n_ctx)
+        if last.started is not None and not last.finished:
+            self._log_end(stats, reason)
         reason = {"stop_string": "stop", "tool_calls": "cancelled"}.get(last.reason, last.reason or reason)
         return turn.to_save(reason, stats, has_text=last.has_text)
 

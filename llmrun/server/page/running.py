@@ -31,6 +31,7 @@ class RunningAnswer:
         self._timer: asyncio.TimerHandle | None = None
         # Without extensions: they write to the connection of the request.
         self._task = asyncio.ensure_future(app({**scope, "extensions": {}}, self._receive, self._send))
+        scope["state"]["goes_on"] = self._task  # the line in the log waits for its end
         self._task.add_done_callback(self._end)
 
     @property

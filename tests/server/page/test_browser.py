@@ -149,6 +149,9 @@ def test_formulas_are_drawn(browser: Chromium, serve: Callable[..., LiveServer])
     assert page.see(f"{LAST}.querySelector('code').textContent") == "\\nonsense{"
     assert page.see(f"[...{LAST}.querySelectorAll('em')].map(each => each.textContent)") == ["it"]
     assert "cost $5 or $6" in page.see(f"{LAST}.textContent")
+    page.ask("$" + "x+" * 300 + "1$")
+    page.until(f"{LAST}.querySelector('math')")
+    assert page.see("(each => each.scrollWidth - each.clientWidth)(document.querySelector('#scroller'))") == 0
     page.check()
 
 
@@ -437,7 +440,8 @@ def test_the_empty_chat_names_the_model_and_has_examples(browser: Chromium, serv
     assert "rainbow" in page.see("document.querySelector('#question').value")
     assert page.see(f"{ACTIVE}.id") == "question"
     page.key("Enter")
-    page.until(f"{IDLE} && document.querySelector('.answer .author')?.textContent.startsWith('tiny')")
+    page.until(f"{IDLE} && document.querySelector('.answer .figures')")
+    assert page.see("document.querySelector('.answer .author').textContent") == "tiny", "as the header has it"
     page.check()
 
 

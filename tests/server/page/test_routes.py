@@ -254,11 +254,15 @@ def test_an_answer_goes_on_while_no_window_shows_it(serve: Serve) -> None:
         begun.append(data)
         assert read(server, chat)["is_answering"]
     assert b"event: started" in begun[1], "from its beginning"
+    assert [each for each in server.served if each.path == "/ui/answer"] == [], "it has no figures yet"
     assert server.post("/ui/stop", {"chat": chat["id"]}).status == 200
     assert eventually(lambda: not read(server, chat)["is_answering"], 60)
     last = read(server, chat)["entries"][-1]
     assert (last["text"], last["finish"]) == ("Hel", "cancelled")
     assert last["stats"]["completion_tokens"] == 1
+    (logged,) = [each.facts for each in server.served if each.path == "/ui/answer"]
+    assert (logged["prompt_tokens"], logged["completion_tokens"]) == (3, 1)
+    assert logged["ttft_seconds"] == round(last["stats"]["ttft_seconds"], 4) > 0
     assert server.get("/ui/answer/1").status == 404
     assert server.post("/ui/stop", {"chat": chat["id"]}).status == 200
 

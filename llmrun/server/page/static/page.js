@@ -15,7 +15,7 @@ import { showPhone } from "./phone.js";
 import { goToEnd, goToStart, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
-import { answerElement, answerParts, questionElement, resultElement, roundElement, showFigures } from "./turns.js";
+import { answerElement, answerParts, questionElement, resultElement, roundElement, shortName, showFigures } from "./turns.js";
 import { watch } from "./watch.js";
 
 const CANDIDATES = 10; // shown of each token
@@ -183,7 +183,10 @@ async function fillTokens() {
 }
 
 /** Return the model to compute an answer again with. */
-const modelOf = (entry) => (state.models.some((each) => each.name === entry.model) ? entry.model : byId("model").value);
+function modelOf(entry) {
+  const name = shortName(entry.model);
+  return state.models.some((each) => each.name === name) ? name : byId("model").value;
+}
 
 /** Go back to before the last question, whose text is to be changed or asked again. */
 async function undo() {

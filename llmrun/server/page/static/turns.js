@@ -125,10 +125,10 @@ export function roundElement({ text, calls }, decide) {
 
 export const resultElement = (text) => h("details", {}, h("summary", {}, "Result"), h("pre", { class: "plain" }, clean(text)));
 
-/** Return the name of a model, the last part of a path. */
-function shortName(model) {
+/** Return the name of a model as the list of models has it: of a file's path the last part. */
+export function shortName(model) {
   const parts = clean(model).split(/[\\/]/);
-  return parts[0] ? clean(model) : parts.at(-1);
+  return parts[0] && !parts[0].endsWith(":") ? clean(model) : parts.at(-1).replace(/\.gguf$/, "");
 }
 
 /** Return the parts of an answer: its reasoning folded, its text, and a row below. */
