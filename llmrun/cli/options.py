@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -429,8 +429,7 @@ def remote_server(at: str | None, key_file: Path | None) -> Server | None:
 
         if address.strip().lower() == "ollama":
             address = ollama_address(os.environ)
-        server = read_server(address, os.environ, key_file)
-        return server if at is not None else replace(server, named_by="LLMRUN_SERVER")
+        return read_server(address, os.environ, key_file)
     if at is not None:
         raise UsageError("invalid --at: it is empty", hint="e.g. --at http://127.0.0.1:8080")
     if key_file is not None:

@@ -20,9 +20,9 @@ import httpx2
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.gguf import filenames
+from llmrun.models.download import transfer
 from llmrun.models.download.transfer import (
     BUSY,
-    DEFAULT_RETRY_POLICY,
     Link,
     OnNote,
     RetryableError,
@@ -52,7 +52,6 @@ def request_json(
     on_note: OnNote = ignore_note,
     *,
     about: tuple[str, str] = ("", ""),
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Any:
     """Return the JSON of the hub's response.
 
@@ -69,10 +68,11 @@ def request_json(
     """
     url = f"{settings.endpoint}{path}?{urlencode(query, doseq=True)}"
     source = TransferSource(url, "the answer", token=token())
-    one_try = replace(policy, connect_seconds=CONNECT_SECONDS, stall_seconds=min(ANSWER_SECONDS, policy.stall_seconds))
+    patience = transfer.RETRY_POLICY
+    stall_seconds = min(ANSWER_SECONDS, patience.stall_seconds)
+    one_try = replace(patience, connect_seconds=CONNECT_SECONDS, stall_seconds=stall_seconds)
     body = with_retries(
         lambda: _within(ANSWER_SECONDS + CONNECT_SECONDS, settings, lambda: _get(source, settings, about, one_try)),
-        policy,
         on_note,
     )
     try:
@@ -218,8 +218,6 @@ def repository_files(
     revision: str,
     settings: Settings,
     on_note: OnNote = ignore_note,
-    *,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Repository:
     """Fetch the list of a repository's model files.
 
@@ -241,7 +239,7 @@ def repository_files(
     if not _REPOSITORY.fullmatch(repository) or "--" in repository or ".." in repository:
         raise ModelNotFoundError(f"{repository!r} can't be a repository's name")
     path = f"/api/models/{repository}/revision/{quote(revision, safe='')}"
-    info = request_json(path, {"blobs": "true"}, settings, on_note, about=(repository, revision), policy=policy)
+    info = request_json(path, {"blobs": "true"}, settings, on_note, about=(repository, revision))
     try:
         commit, siblings, gated = info["sha"], info.get("siblings") or [], bool(info.get("gated"))
         models = [sibling for sibling in siblings if str(sibling["rfilename"]).lower().endswith(".gguf")]
@@ -273,8 +271,6 @@ def search(
     settings: Settings,
     limit: int = 20,
     on_note: OnNote = ignore_note,
-    *,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> list[Match]:
     """Return repositories with GGUF files whose names have these words, the most downloaded first.
 
@@ -283,7 +279,7 @@ def search(
     refuse_offline("the hub can't be searched", settings)
     fields = ["downloads", "likes", "lastModified", "gated"]
     query = {"filter": "gguf", "search": " ".join(words), "sort": "downloads", "limit": limit, "expand": fields}
-    rows = request_json("/api/models", query, settings, on_note, policy=policy)
+    rows = request_json("/api/models", query, settings, on_note)
     if not isinstance(rows, list):
         raise invalid_response(settings, "something that is not a list")
     return [match for match in map(_match, rows[:limit]) if match]

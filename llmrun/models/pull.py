@@ -15,7 +15,7 @@ from llmrun.models import hub
 from llmrun.models.download import mirror
 from llmrun.models.download.download import OnProgress, arrived_bytes, download, ignore_progress
 from llmrun.models.download.remote import remote_size
-from llmrun.models.download.transfer import DEFAULT_RETRY_POLICY, OnNote, RetryPolicy, TransferSource, ignore_note
+from llmrun.models.download.transfer import OnNote, TransferSource, ignore_note
 from llmrun.models.hub import login_hint, token
 from llmrun.models.registry import ModelSpec
 from llmrun.models.store.installed import HUB_CACHE, InstalledModel
@@ -61,7 +61,6 @@ def pull(
     *,
     on_size: OnSize = _ignore_size,
     choose: Choose = _usual,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Path:
     """Return the path of a model's (first) file; download it unless it is on this disk.
 
@@ -88,9 +87,9 @@ def pull(
         return installed.path
     if spec.url is not None:
         if on_size is not _ignore_size:  # asking costs a round trip
-            on_size(_missing_of_link(spec.url, settings, store, on_note, policy))
-        return _from_link(spec.url, settings, store, on_progress, on_note, policy)
-    return _Repository(spec, settings, store, policy, on_note, on_progress, on_size, choose).fetch()
+            on_size(_missing_of_link(spec.url, settings, store, on_note))
+        return _from_link(spec.url, settings, store, on_progress, on_note)
+    return _Repository(spec, settings, store, on_note, on_progress, on_size, choose).fetch()
 
 
 def find_offer(
@@ -108,7 +107,7 @@ def find_offer(
     installed = store.find(spec)
     if installed:
         spec, choose = _exactly(spec, installed), _usual
-    return _Repository(spec, settings, store, DEFAULT_RETRY_POLICY, on_note, choose=choose).offer()
+    return _Repository(spec, settings, store, on_note, choose=choose).offer()
 
 
 def update(
@@ -116,8 +115,6 @@ def update(
     settings: Settings,
     on_progress: OnProgress = ignore_progress,
     on_note: OnNote = ignore_note,
-    *,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Updated:
     """Fetch a newer file of an installed model from the hub. The old one stays, as an older snapshot.
 
@@ -127,7 +124,7 @@ def update(
     installed = store.find(spec)
     if installed is None or installed.place != HUB_CACHE or is_commit(spec.revision):
         return "unchecked"
-    source = _Repository(_exactly(spec, installed), settings, store, policy, on_note, on_progress)
+    source = _Repository(_exactly(spec, installed), settings, store, on_note, on_progress)
     try:
         offer = source.offer()
     except (NetworkError, ModelNotFoundError, LoginRequiredError) as error:
@@ -150,7 +147,6 @@ class _Repository:
     spec: ModelSpec
     settings: Settings
     store: Store
-    policy: RetryPolicy
     on_note: OnNote
     on_progress: OnProgress = ignore_progress
     on_size: OnSize = _ignore_size
@@ -183,9 +179,7 @@ class _Repository:
 
     def offer(self) -> HubOffer:
         """Return the hub's files, after checking that all missing bytes fit on the disk."""
-        repository = hub.repository_files(
-            self.repository, self.spec.revision, self.settings, self.on_note, policy=self.policy
-        )
+        repository = hub.repository_files(self.repository, self.spec.revision, self.settings, self.on_note)
         parts = self._parts(repository)
         if hub.nearest_quant(self.spec, repository.files):
             self.on_note(f"{repository.id} no longer has {self.spec.filename}; its nearest kin is {parts[0].name}")
@@ -225,7 +219,6 @@ class _Repository:
                 lock=self.store.lock(self.repository, part.sha256),
                 on_progress=_counting_from(done, total, self.on_progress),
                 on_note=self.on_note,
-                policy=self.policy,
             )
             done += part.size
             self._refuse_other_files(part)
@@ -272,10 +265,10 @@ def _counting_from(before: int, total: int, on_progress: OnProgress) -> OnProgre
     return lambda done, _: on_progress(before + done, total)
 
 
-def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote, policy: RetryPolicy) -> int | None:
+def _missing_of_link(url: str, settings: Settings, store: Store, on_note: OnNote) -> int | None:
     """Return the bytes still to download from a link."""
     hub.refuse_offline("the link can't be downloaded", settings)
-    size = remote_size(url, on_note=on_note, policy=policy)
+    size = remote_size(url, on_note=on_note)
     return None if size is None else size - arrived_bytes(_unverified(store.link_target(url)), size)
 
 
@@ -284,9 +277,7 @@ def _unverified(target: Path) -> Path:
     return target.with_name(target.name + ".unchecked")
 
 
-def _from_link(
-    url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote, policy: RetryPolicy
-) -> Path:
+def _from_link(url: str, settings: Settings, store: Store, on_progress: OnProgress, on_note: OnNote) -> Path:
     """Download a link. Without a hash, the bytes become a model only after their header was read."""
     hub.refuse_offline("the link can't be downloaded", settings)
     target = store.link_target(url)
@@ -299,7 +290,7 @@ def _from_link(
         unverified.unlink(missing_ok=True)
         source = TransferSource(url, target.name, starts_with=b"GGUF")
         transfer_lock = lock.with_suffix(".transfer")
-        download(source, unverified, lock=transfer_lock, on_progress=on_progress, on_note=on_note, policy=policy)
+        download(source, unverified, lock=transfer_lock, on_progress=on_progress, on_note=on_note)
         try:
             read_header(unverified)
             store.install_link(url)

@@ -66,7 +66,6 @@ def memory(
     n_ctx: int,
     *,
     kv_type: str = "f16",
-    used: int | None = None,
     sequences: int = 1,
     parked: int = 0,
     ubatch: int = UBATCH,
@@ -78,15 +77,13 @@ def memory(
     Args:
         n_ctx: context window; the total of several sequences.
         kv_type: a key of KV_BYTES.
-        used: tokens of the longest conversation, where memory comes on use; None is the whole context window.
         sequences: answered at the same time.
         parked: prefixes cached beside them.
         ubatch: tokens of a micro-batch.
         rollback, heads: as Load.n_rollback and draft_heads.
     """
-    longest = n_ctx if used is None else min(used, n_ctx)
-    kv = kv_bytes(header, longest, kv_type, sequences=sequences + parked, ubatch=ubatch)
-    compute = _compute_bytes(header, longest, ubatch)
+    kv = kv_bytes(header, n_ctx, kv_type, sequences=sequences + parked, ubatch=ubatch)
+    compute = _compute_bytes(header, n_ctx, ubatch)
     if heads:
         kv += header.head_cache_bytes(-(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP, KV_BYTES[kv_type])
         # Their logits, and the hidden states of a batch, which are copied to them.
@@ -97,7 +94,7 @@ def memory(
         compute=compute + _LOGIT_BYTES * header.n_vocab * (sequences + parked - 1),
         process=_PROCESS_BYTES + _TOKEN_BYTES * header.n_vocab + _MERGE_BYTES * header.n_merges,
         checkpoints=checkpoint_bytes(header, sequences),
-        kv_shares=header.cache_shares(longest, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked),
+        kv_shares=header.cache_shares(n_ctx, KV_BYTES[kv_type], ubatch=ubatch, sequences=sequences + parked),
     )
 
 

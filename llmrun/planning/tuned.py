@@ -151,10 +151,9 @@ class Profile:
     prefill_rate: float  # tokens/s
     decode_rate: float  # tokens/s
 
-    def seconds(self, prompt_tokens: float, answer_tokens: float, *, loads: bool = True) -> float:
+    def seconds(self, prompt_tokens: float, answer_tokens: float) -> float:
         """Return the time from the start to the answer's end."""
-        compute = prompt_tokens / self.prefill_rate + answer_tokens / self.decode_rate
-        return compute + self.load_seconds * loads
+        return self.load_seconds + prompt_tokens / self.prefill_rate + answer_tokens / self.decode_rate
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data, with one type for the keys and values of the KV cache."""
@@ -192,25 +191,17 @@ class TunedSettings:
 
 
 def choose(
-    tuned: TunedSettings,
-    prompt_tokens: float,
-    answer_tokens: float,
-    *,
-    loads: bool = True,
-    own_environment: bool = True,
+    tuned: TunedSettings, prompt_tokens: float, answer_tokens: float, *, own_environment: bool = True
 ) -> TunableSettings:
     """Return the settings with the shortest expected time of an answer.
 
     Args:
         prompt_tokens: to prefill, in all turns of a conversation.
         answer_tokens: to decode.
-        loads: the model is not loaded yet, so loading counts.
         own_environment: an engine can be started with an environment of its own.
     """
     usable = [profile for profile in tuned.others if own_environment or not profile.settings.environment]
-    best = min(
-        (tuned.default, *usable), key=lambda candidate: candidate.seconds(prompt_tokens, answer_tokens, loads=loads)
-    )
+    best = min((tuned.default, *usable), key=lambda candidate: candidate.seconds(prompt_tokens, answer_tokens))
     return best.settings
 
 

@@ -36,7 +36,6 @@ class Server:
 
     url: str  # with the API's version, without a slash at the end, e.g. "http://127.0.0.1:8080/v1"
     key: str = field(default="", repr=False)  # sent as a bearer token to this server alone; "" is none
-    named_by: str = field(default="--at", compare=False)  # option or variable, for messages
 
     @property
     def host(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.stand_in_hub import COMMIT, StandInHub, retrying, sha256, stand_in_hub
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
@@ -35,7 +35,8 @@ def settings(endpoint: str, *, offline: bool = False) -> Settings:
 
 
 def ask(hub: StandInHub, repository: str = REPOSITORY, revision: str = "main") -> module.Repository:
-    return repository_files(repository, revision, settings(hub.url), policy=RetryPolicy(retries=0))
+    with retrying(RetryPolicy(retries=0)):
+        return repository_files(repository, revision, settings(hub.url))
 
 
 def test_files_with_size_and_hash(hub: StandInHub) -> None:
@@ -99,7 +100,8 @@ def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int
     hub.faults.metadata_statuses = [status, status]
     hub.faults.metadata_headers = {"Retry-After": "0"}
     notes: list[str] = []
-    found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append, policy=RetryPolicy(backoff_seconds=0))
+    with retrying(RetryPolicy(backoff_seconds=0)):
+        found = repository_files(REPOSITORY, "main", settings(hub.url), notes.append)
     assert [file.name for file in found.files] == ["tiny-Q4_0.gguf"]
     assert len(hub.requests) == 3
     assert len(notes) == 2
@@ -109,22 +111,23 @@ def test_a_busy_hub_is_asked_again_and_that_is_said(hub: StandInHub, status: int
 def test_a_hub_that_hangs_up_is_asked_again(hub: StandInHub) -> None:
     hub.faults.metadata_statuses = [StandInHub.HANG_UP]
     notes: list[str] = []
-    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, policy=RetryPolicy(backoff_seconds=0))
+    with retrying(RetryPolicy(backoff_seconds=0)):
+        repository_files(REPOSITORY, "main", settings(hub.url), notes.append)
     assert "sent an incomplete response" in notes[0]
 
 
 def test_a_hub_that_falls_silent_is_asked_again(hub: StandInHub) -> None:
     hub.faults.metadata_statuses = [StandInHub.SILENT]
-    policy = RetryPolicy(stall_seconds=0.2, backoff_seconds=0)
     notes: list[str] = []
-    repository_files(REPOSITORY, "main", settings(hub.url), notes.append, policy=policy)
+    with retrying(RetryPolicy(stall_seconds=0.2, backoff_seconds=0)):
+        repository_files(REPOSITORY, "main", settings(hub.url), notes.append)
     assert len(notes) == 1
 
 
 def test_retries_end(hub: StandInHub) -> None:
     hub.faults.metadata = (503, "")
-    with pytest.raises(NetworkError, match="answered 503"):
-        repository_files(REPOSITORY, "main", settings(hub.url), policy=RetryPolicy(retries=2, backoff_seconds=0))
+    with retrying(RetryPolicy(retries=2, backoff_seconds=0)), pytest.raises(NetworkError, match="answered 503"):
+        repository_files(REPOSITORY, "main", settings(hub.url))
     assert len(hub.requests) == 3
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.gguf_writer import tiny_model
-from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.stand_in_hub import COMMIT, StandInHub, retrying, sha256, stand_in_hub
 from support.wheels import wheel
 
 from llmrun import storage
@@ -192,8 +192,8 @@ def test_the_old_file_stays_until_the_new_one_is_right(
     hub: StandInHub, settings: Settings, newer: Path, fault: dict[str, Any]
 ) -> None:
     vars(hub.faults).update(fault)
-    with pytest.raises(NetworkError):
-        update(SPEC, settings, policy=RetryPolicy(retries=1, backoff_seconds=0))
+    with retrying(RetryPolicy(retries=1, backoff_seconds=0)), pytest.raises(NetworkError):
+        update(SPEC, settings)
     assert pull(SPEC, settings) == newer
     assert newer.read_bytes() == MODEL
 
@@ -309,8 +309,8 @@ def test_link_says_what_was_not_verified(hub: StandInHub, settings: Settings) ->
 def test_link_is_resumed(hub: StandInHub, settings: Settings) -> None:
     hub.faults.etag = '"one"'
     hub.faults.cut_after = [len(MODEL) // 2]
-    with pytest.raises(NetworkError):
-        pull(link(hub), settings, policy=RetryPolicy(retries=0))
+    with retrying(RetryPolicy(retries=0)), pytest.raises(NetworkError):
+        pull(link(hub), settings)
     assert not Store(settings).installed()
     assert pull(link(hub), settings).read_bytes() == MODEL
     assert hub.sent == len(MODEL)
@@ -335,8 +335,8 @@ def test_the_size_of_a_link_is_said_before_it_comes(hub: StandInHub, settings: S
     hub.faults.statuses = [503]
     asked()
     hub.faults.cut_after = [len(MODEL) // 2]
-    with pytest.raises(NetworkError):
-        pull(link(hub), settings, policy=RetryPolicy(retries=0))
+    with retrying(RetryPolicy(retries=0)), pytest.raises(NetworkError):
+        pull(link(hub), settings)
     asked()
     hub.faults.ignore_range = True
     asked()

@@ -80,12 +80,6 @@ def test_checkpoints_count(recurrent: int, window: int, sequences: int, limit: i
     assert found.needed - replace(found, checkpoints=0).needed == limit
 
 
-def test_a_short_conversation_takes_the_cells_that_it_uses() -> None:
-    assert memory(SMALL, 8192, used=100).kv == kv_bytes(SMALL, 256)
-    assert memory(SMALL, 8192, used=513).kv == kv_bytes(SMALL, 768)
-    assert memory(SMALL, 8192, used=10**6) == memory(SMALL, 8192)
-
-
 def test_more_context_never_takes_less() -> None:
     needed = [memory(SMALL, n_ctx).needed for n_ctx in range(256, 20_000, 256)]
     assert all(larger >= smaller for smaller, larger in pairwise(needed))

@@ -20,8 +20,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
+from llmrun.models.download import transfer
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE_BYTES = 64 * 1024
+
+
+@contextmanager
+def retrying(policy: transfer.RetryPolicy) -> Iterator[None]:
+    """Retry what fails inside the block by this policy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transfer, "RETRY_POLICY", policy)
+        yield
 
 
 def sha256(content: bytes) -> str:

@@ -26,13 +26,12 @@ from typing import BinaryIO, cast
 import httpx2
 
 from llmrun.errors import BadModelError, CancelledError, IntegrityError, NetworkError, TerminatedError, first_bytes
+from llmrun.models.download import transfer
 from llmrun.models.download.transfer import (
-    DEFAULT_RETRY_POLICY,
     SLOWEST_BYTES,
     Link,
     OnNote,
     RetryableError,
-    RetryPolicy,
     TransferSource,
     connection_error,
     host_of,
@@ -214,7 +213,6 @@ def download(
     lock: Path,
     on_progress: OnProgress = ignore_progress,
     on_note: OnNote = ignore_note,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> None:
     """Download the source to `target` unless the file exists.
 
@@ -237,10 +235,10 @@ def download(
         with exclusive(lock, lambda: on_note(wait_note)):
             if target.exists():  # another process was faster
                 return
-            _fetch(source, target, _Progress(on_progress), on_note, policy)
+            _fetch(source, target, _Progress(on_progress), on_note)
 
 
-def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote, policy: RetryPolicy) -> None:
+def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNote) -> None:
     if source.size is not None:
         require_space(target.parent, source.size - arrived_bytes(target, source.size))
     try:
@@ -250,7 +248,7 @@ def _fetch(source: TransferSource, target: Path, progress: _Progress, note: OnNo
         ):
             with _note_when_stopped(part, note):
                 if not part.complete:
-                    _Transfer(source, part, progress, note, policy).run()
+                    _Transfer(source, part, progress, note).run()
                 if part.unhashed > _NOTED_HASH_BYTES:
                     note(f"checking the sha256 of {source.label}")
                 while part.hash_some():
@@ -296,14 +294,11 @@ class _Transfer:
     A large file is requested in ranges over several connections, which read ahead of the one whose bytes come next.
     """
 
-    def __init__(
-        self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote, policy: RetryPolicy
-    ) -> None:
+    def __init__(self, source: TransferSource, part: DownloadPart, progress: _Progress, note: OnNote) -> None:
         self._source = source
         self._part = part
         self._progress = progress
         self._note = note
-        self._policy = policy
         self._link = Link(source)
         self._readers: list[_RangeReader] = []  # in file order, without gaps; the first one's bytes come next
         self._connections = CONNECTIONS
@@ -318,7 +313,7 @@ class _Transfer:
         """Return when every byte has arrived, verified or not. Raises as download()."""
         self._progress(self._part.arrived, self._part.size, always=True)
         try:
-            with new_client(self._policy) as client:
+            with new_client() as client:
                 try:
                     while not self._part.complete:
                         self._start_readers(client)
@@ -352,7 +347,7 @@ class _Transfer:
 
     def _started(self, client: httpx2.Client, start: int, end: int | None) -> _RangeReader:
         version = self._part.version if self._source.sha256 is None else ""
-        reader = _RangeReader(self._link, start, end, version, self._policy)
+        reader = _RangeReader(self._link, start, end, version)
         reader.start(client)
         return reader
 
@@ -442,10 +437,10 @@ class _Transfer:
             self._restart()  # resuming fails there; a whole download may work
             self._failures = 1
         # A single failure beside working connections may be chance.
-        limit = self._policy.retries * (CONNECTIONS if self._readers else 1)
+        limit = transfer.RETRY_POLICY.retries * (CONNECTIONS if self._readers else 1)
         if self._failures > limit:
             raise failure.error from failure
-        backoff = self._policy.backoff_seconds * 2 ** min(self._failures - 1, 6)
+        backoff = transfer.RETRY_POLICY.backoff_seconds * 2 ** min(self._failures - 1, 6)
         backoff *= random.uniform(0.75, 1.25)  # noqa: S311 - no secret: spreads the retries of many clients
         seconds = max(failure.wait_seconds, backoff)
         self._not_before = time.monotonic() + seconds
@@ -476,11 +471,10 @@ class _RangeAnswer:
 class _RangeReader:
     """One connection that reads a range of the file ahead, in a thread."""
 
-    def __init__(self, link: Link, start: int, end: int | None, version: str, policy: RetryPolicy) -> None:
+    def __init__(self, link: Link, start: int, end: int | None, version: str) -> None:
         self._link = link
         self._start = start
         self._version = version
-        self._policy = policy
         self._response: httpx2.Response | None = None
         self._changed = threading.Condition()  # guards the fields up to _stopped
         self._items: list[_RangeAnswer | bytes] = []
@@ -525,7 +519,7 @@ class _RangeReader:
             waits_for_us = self._done or self.n_ahead >= RANGE_BYTES
         if waits_for_us or self._n_bytes - self._marked_bytes >= SLOWEST_BYTES:
             self._marked_bytes, self._marked_at = self._n_bytes, now
-        if now - self._marked_at > self._policy.stall_seconds:
+        if now - self._marked_at > transfer.RETRY_POLICY.stall_seconds:
             host = self._response.url.host if self._response else host_of(self._link.source.url)
             self._finish(RetryableError(stalled_error(self._link.source, host)))
             self.stop()
@@ -554,7 +548,7 @@ class _RangeReader:
         source = self._link.source
         with self._link.answer(client, self._headers()) as response:
             self._response = response
-            raise_for_status(response, source, self._policy)
+            raise_for_status(response, source)
             total = total_bytes(response, self._start, self.end)
             is_range = response.status_code == 206
             end = self.end if is_range else None

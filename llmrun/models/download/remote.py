@@ -17,14 +17,13 @@ import httpx2
 from llmrun.errors import NetworkError
 from llmrun.gguf.header import Header, other_parts, unite
 from llmrun.gguf.reader import MAX_HEADER_BYTES, NeedMoreBytes, parse_header
+from llmrun.models.download import transfer
 from llmrun.models.download.transfer import (
-    DEFAULT_RETRY_POLICY,
     SLOWEST_BYTES,
     Answer,
     Link,
     OnNote,
     RetryableError,
-    RetryPolicy,
     TransferSource,
     connection_error,
     ignore_note,
@@ -47,7 +46,6 @@ def read_remote_header(
     token: str | None = None,
     login_hint: str = "",
     on_note: OnNote = ignore_note,
-    policy: RetryPolicy = DEFAULT_RETRY_POLICY,
 ) -> Header:
     """Read the header of a file behind a link; join a split model's other headers to the first.
 
@@ -61,17 +59,17 @@ def read_remote_header(
         BadModelError: the file is damaged or not GGUF.
     """
     source = _source(url, token, login_hint)
-    with new_client(policy) as client:
-        first = _RemoteFile(source, client, policy, on_note).header()
+    with new_client() as client:
+        first = _RemoteFile(source, client, on_note).header()
         parts = [_source(_beside(url, name), token, login_hint) for name in other_parts(first)]
-        return unite(first, [_RemoteFile(part, client, policy, on_note).header() for part in parts]) if parts else first
+        return unite(first, [_RemoteFile(part, client, on_note).header() for part in parts]) if parts else first
 
 
-def remote_size(url: str, *, on_note: OnNote = ignore_note, policy: RetryPolicy = DEFAULT_RETRY_POLICY) -> int | None:
+def remote_size(url: str, *, on_note: OnNote = ignore_note) -> int | None:
     """Return the bytes of the file behind a link, None when the server does not say; raise as read_remote_header()."""
     source = _source(url, None, "")
-    with new_client(policy) as client:
-        return _RemoteFile(source, client, policy, on_note).size()
+    with new_client() as client:
+        return _RemoteFile(source, client, on_note).size()
 
 
 def _source(url: str, token: str | None, login_hint: str) -> TransferSource:
@@ -87,11 +85,10 @@ def _beside(url: str, name: str) -> str:
 class _RemoteFile:
     """First bytes of a remote file, as far as needed."""
 
-    def __init__(self, source: TransferSource, client: httpx2.Client, policy: RetryPolicy, on_note: OnNote) -> None:
+    def __init__(self, source: TransferSource, client: httpx2.Client, on_note: OnNote) -> None:
         self._source = source
         self._on_note = on_note
         self._client = client
-        self._policy = policy
         self._link = Link(source)
         self._data = bytearray()
         self._size: int | None = None
@@ -110,7 +107,7 @@ class _RemoteFile:
 
     def _ask_size(self) -> int | None:
         with self._link.answer(self._client, {"Accept-Encoding": "identity", "Range": "bytes=0-0"}) as response:
-            raise_for_status(response, self._source, self._policy)
+            raise_for_status(response, self._source)
             return total_bytes(response, 0, 1)
 
     def _read_until(self, until: int) -> int:
@@ -126,13 +123,13 @@ class _RemoteFile:
                 self._link.forget()
                 raise
 
-        return with_retries(once, self._policy, self._on_note)
+        return with_retries(once, self._on_note)
 
     def _request(self, until: int) -> int:
         start = len(self._data)
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{until - 1}"}
         with self._link.answer(self._client, headers) as response:
-            raise_for_status(response, self._source, self._policy)
+            raise_for_status(response, self._source)
             size = self._checked_size(total_bytes(response, start, until))
             end = min(until, size)
             # Without range support the whole file comes; reading stops at `end`.
@@ -159,7 +156,7 @@ class _RemoteFile:
     def _read(self, response: httpx2.Response, end: int, skip: int) -> None:
         """Append the body without its first `skip` bytes, until `end` bytes are held."""
         arrived = marked = 0
-        ends = time.monotonic() + self._policy.stall_seconds
+        ends = time.monotonic() + transfer.RETRY_POLICY.stall_seconds
         for chunk in response.iter_raw():
             self._data += chunk[skip : skip + end - len(self._data)]
             skip = max(skip - len(chunk), 0)
@@ -167,7 +164,7 @@ class _RemoteFile:
             if len(self._data) >= end:
                 return
             if arrived - marked >= SLOWEST_BYTES:
-                marked, ends = arrived, time.monotonic() + self._policy.stall_seconds
+                marked, ends = arrived, time.monotonic() + transfer.RETRY_POLICY.stall_seconds
             elif time.monotonic() > ends:  # a slow trickle never triggers httpx's timeout
                 raise stalled_error(self._source, response.url.host)
 

@@ -58,7 +58,8 @@ class RetryPolicy:
     longest_wait_seconds: float = 120.0  # maximum accepted Retry-After
 
 
-DEFAULT_RETRY_POLICY = RetryPolicy()
+RETRY_POLICY = RetryPolicy()
+"""Of all downloads, and of the hub."""
 SLOWEST_BYTES = 16 << 10
 """A connection that delivers fewer in RetryPolicy.stall_seconds has stalled."""
 
@@ -77,13 +78,13 @@ def ignore_note(text: str) -> None:
     pass
 
 
-def with_retries(ask: Callable[[], Answer], policy: RetryPolicy, on_note: OnNote = ignore_note) -> Answer:
+def with_retries(ask: Callable[[], Answer], on_note: OnNote = ignore_note) -> Answer:
     """Call `ask` until it raises no RetryableError; report each retry to on_note."""
-    for failures in range(policy.retries):
+    for failures in range(RETRY_POLICY.retries):
         try:
             return ask()
         except RetryableError as failure:
-            seconds = max(failure.wait_seconds, policy.backoff_seconds * 2**failures)
+            seconds = max(failure.wait_seconds, RETRY_POLICY.backoff_seconds * 2**failures)
             on_note(f"{failure.error}; trying again in {seconds:g} seconds")
             time.sleep(seconds)
     try:
@@ -92,8 +93,9 @@ def with_retries(ask: Callable[[], Answer], policy: RetryPolicy, on_note: OnNote
         raise failure.error from failure
 
 
-def new_client(policy: RetryPolicy) -> httpx2.Client:
-    """Return a client that uses the environment's proxies and certificates."""
+def new_client(policy: RetryPolicy | None = None) -> httpx2.Client:
+    """Return a client that uses the environment's proxies and certificates; by default, with RETRY_POLICY."""
+    policy = policy or RETRY_POLICY
     timeout = httpx2.Timeout(policy.stall_seconds, connect=policy.connect_seconds)
     try:
         return httpx2.Client(timeout=timeout, verify=trusted_certificates())
@@ -190,9 +192,7 @@ def host_of(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def raise_for_status(
-    response: httpx2.Response, source: TransferSource, policy: RetryPolicy = DEFAULT_RETRY_POLICY
-) -> None:
+def raise_for_status(response: httpx2.Response, source: TransferSource) -> None:
     """Raise unless the response brings the file: RetryableError where another attempt may help."""
     status = response.status_code
     host = response.url.host
@@ -203,7 +203,7 @@ def raise_for_status(
     if status in BUSY:
         if status == 429:
             error.why = "too many requests"
-        raise RetryableError(error, wait_seconds(response, error, policy))
+        raise RetryableError(error, wait_seconds(response, error, RETRY_POLICY))
     if status == 416:
         error.why = "the server's file is shorter, or another one"
         raise RetryableError(error, bad_range=True)
@@ -322,15 +322,14 @@ def fetch_page(source: TransferSource, *, accept: str, max_bytes: int) -> tuple[
     Raises:
         NetworkError, LoginRequiredError, ModelNotFoundError: as download().
     """
-    policy = DEFAULT_RETRY_POLICY
     try:
         with (
-            new_client(policy) as client,
+            new_client() as client,
             Link(source).answer(client, {"Accept": accept}) as response,
         ):
             if response.status_code != 200:
-                raise_for_status(response, source, policy)
-            body = read_body(response, source, max_bytes, policy)
+                raise_for_status(response, source)
+            body = read_body(response, source, max_bytes, RETRY_POLICY)
             return str(response.url), body
     except httpx2.InvalidURL as error:
         raise NetworkError(f"invalid link of {source.label}", why=str(error)) from error

@@ -210,7 +210,6 @@ def test_rates_that_are_none_are_passed_over(header: Header, tmp_path: Path, rat
 def test_the_profile_follows_from_how_long_prompt_and_answer_are() -> None:
     assert choose(TUNED, 2000, 100) == FAST_START.settings
     assert choose(TUNED, 20, 10) == FAST_START.settings  # loads faster
-    assert choose(TUNED, 20, 50, loads=False).threads == 3
     assert choose(TUNED, 200, 5000).threads == 3
     assert choose(TUNED, 200, 5000, own_environment=False) == DEFAULT
     assert choose(replace(TUNED, others=()), 2000, 100) == DEFAULT

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.stand_in_hub import COMMIT, StandInHub, retrying, sha256, stand_in_hub
 
 from llmrun import storage
 from llmrun.errors import (
@@ -73,7 +73,8 @@ def fetch(
 ) -> None:
     lock = target.parent.with_name("tiny.lock")
     wanted = source(hub, **changes)
-    download(wanted, target, lock=lock, policy=policy, on_progress=on_progress, on_note=on_note)
+    with retrying(policy):
+        download(wanted, target, lock=lock, on_progress=on_progress, on_note=on_note)
 
 
 def test_whole_file(hub: StandInHub, target: Path) -> None:
@@ -282,8 +283,8 @@ def test_place_that_can_not_be_written(hub: StandInHub, target: Path) -> None:
 
 def test_links_stay_out_of_messages(hub: StandInHub, target: Path) -> None:
     secret = TransferSource(f"{hub.url}/nowhere?signature=canary", "tiny.gguf")
-    with pytest.raises(ModelNotFoundError) as caught:
-        download(secret, target, lock=target.with_name("l"), policy=QUICK)
+    with retrying(QUICK), pytest.raises(ModelNotFoundError) as caught:
+        download(secret, target, lock=target.with_name("l"))
     assert "canary" not in f"{caught.value} {caught.value.hint}"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.gguf_writer import tiny_model
-from support.stand_in_hub import COMMIT, StandInHub, sha256, stand_in_hub
+from support.stand_in_hub import COMMIT, StandInHub, retrying, sha256, stand_in_hub
 
 from llmrun.config import Settings
 from llmrun.errors import LlmrunError
@@ -225,7 +225,8 @@ def run(
     """The error of a pull, None when it came to a good end."""
     settings = Settings(cache, hub.url, offline=False, debug=False)
     try:
-        pull(ModelSpec("tiny", repository=hub.repository, quant=quant), settings, policy=policy)
+        with retrying(policy):
+            pull(ModelSpec("tiny", repository=hub.repository, quant=quant), settings)
     except LlmrunError as error:
         return error
     return None
@@ -250,7 +251,8 @@ def test_a_long_pause_in_a_transfer_is_said(
     monkeypatch.setattr(module, "_NOTED_WAIT_SECONDS", pause)
     hub.faults.statuses, hub.faults.headers = [429], {"Retry-After": "0"}
     settings = Settings(tmp_path / "hub", hub.url, offline=False, debug=False)
-    pull(ModelSpec("tiny", repository=hub.repository), settings, on_note=notes.append, policy=DEFAULT_RETRY_POLICY)
+    with retrying(DEFAULT_RETRY_POLICY):
+        pull(ModelSpec("tiny", repository=hub.repository), settings, on_note=notes.append)
     assert any("answered 429" in note for note in notes) == (pause == 0.0)
 
 

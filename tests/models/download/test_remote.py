@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx2
 import pytest
 from support.gguf_writer import TENSORS, Typed, tiny_model, write
-from support.stand_in_hub import StandInHub, stand_in_hub
+from support.stand_in_hub import StandInHub, retrying, stand_in_hub
 
 from llmrun.errors import BadModelError, LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
 from llmrun.gguf.header import Header
@@ -38,7 +38,8 @@ def link(hub: StandInHub, name: str = NAME) -> str:
 
 
 def read(hub: StandInHub, name: str = NAME, policy: RetryPolicy = QUICK, **options: Any) -> Header:
-    return read_remote_header(link(hub, name), policy=policy, **options)
+    with retrying(policy):
+        return read_remote_header(link(hub, name), **options)
 
 
 def test_says_the_same_as_the_file(hub: StandInHub, tmp_path: Path) -> None:
