@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,17 @@ def pytest_unconfigure() -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     n_busy = config.getoption("--busy")
     return f"beside {n_busy} busy processes" if n_busy else ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without collections of garbage, which take as long; the tests live to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -30,8 +30,9 @@ def run(*command: str | Path) -> str:
 def execute_tests(build: Path) -> None:
     options = ("-DLLMRUN_TESTS=ON", "-DLLMRUN_COVERAGE=ON", f"-DLLMRUN_RANDOM_CASES={RANDOM_CASES}")
     run("cmake", "-S", NATIVE, "-B", build, "-DCMAKE_CXX_COMPILER=g++", *options)
-    run("cmake", "--build", build, "--parallel", str(os.cpu_count() or 1))
-    run("ctest", "--test-dir", build, "--output-on-failure")
+    parallel = ("--parallel", str(os.cpu_count() or 1))
+    run("cmake", "--build", build, *parallel)
+    run("ctest", "--test-dir", build, *parallel, "--output-on-failure")
 
 
 def count_lines(build: Path, source: Path) -> tuple[int, list[str]]:

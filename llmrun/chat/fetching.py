@@ -207,5 +207,4 @@ def _connect(addresses: list[str], port: int, ends: float) -> socket.socket:
 def _trusting() -> ssl.SSLContext:
     from llmrun.models.download.transfer import trusted_certificates  # imports an HTTP client
 
-    found = trusted_certificates()
-    return found if isinstance(found, ssl.SSLContext) else ssl.create_default_context()
+    return trusted_certificates()

@@ -371,6 +371,7 @@ def is_job(command: Frame, name: str) -> TypeGuard[Job]:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the front's
     if MODE == "late":
         time.sleep(0.3)
     while True:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ import httpx2
 
 from llmrun.config import ca_file
 from llmrun.errors import LlmrunError, LoginRequiredError, ModelNotFoundError, NetworkError
+from llmrun.system import file_identity
 
 _MAX_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -103,20 +105,26 @@ def new_client(policy: RetryPolicy | None = None) -> httpx2.Client:
         raise NetworkError("the proxy can't be used", why=str(error), hint="check HTTPS_PROXY and ALL_PROXY") from error
 
 
-def trusted_certificates() -> ssl.SSLContext | bool:
-    """Return the certificates named in the environment, or True for the system's.
+def trusted_certificates() -> ssl.SSLContext:
+    """Return a context that trusts the certificates named in the environment, else the system's.
 
     Raises NetworkError if the named file or folder can't be read.
     """
     path = ca_file()
-    if path is None:
-        return True
     try:
-        if Path(path).is_dir():
-            return ssl.create_default_context(capath=path)
-        return ssl.create_default_context(cafile=path)
+        return _trusting(path, file_identity(Path(path)) if path is not None else "")
     except OSError as error:
         raise NetworkError(f"can't read the certificates in {path!r}", why=str(error)) from error
+
+
+@lru_cache(maxsize=1)
+def _trusting(path: str | None, identity: str) -> ssl.SSLContext:
+    """Return a context for all clients until the file changes: it takes 20 ms to read the certificates of a system."""
+    if path is None:
+        return httpx2.create_ssl_context()
+    if Path(path).is_dir():
+        return ssl.create_default_context(capath=path)
+    return ssl.create_default_context(cafile=path)
 
 
 class Link:

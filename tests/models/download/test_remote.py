@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
+from support.certificates import server_context
 from support.gguf_writer import TENSORS, Typed, tiny_model, write
 from support.stand_in_hub import StandInHub, retrying, stand_in_hub
 
@@ -18,7 +19,7 @@ from llmrun.gguf.header import Header
 from llmrun.gguf.reader import read_header
 from llmrun.models.download import remote
 from llmrun.models.download.remote import read_remote_header
-from llmrun.models.download.transfer import RetryableError, RetryPolicy, total_bytes
+from llmrun.models.download.transfer import RetryableError, RetryPolicy, total_bytes, trusted_certificates
 
 QUICK = RetryPolicy(connect_seconds=30, stall_seconds=30, backoff_seconds=0.01)
 IMPATIENT = replace(QUICK, stall_seconds=0.4)  # for faults without an end
@@ -158,3 +159,12 @@ def test_another_range_of_the_same_length_is_refused() -> None:
             total_bytes(ranged(other), 10, 20)
     with pytest.raises(RetryableError):
         total_bytes(ranged("bytes 10-19/100", **{"content-length": "9"}), 10, 20)
+
+
+def test_certificates_are_read_once_until_their_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, authority = server_context(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    first = trusted_certificates()
+    assert trusted_certificates() is first
+    authority.write_bytes(authority.read_bytes() + b"\n")
+    assert trusted_certificates() is not first
