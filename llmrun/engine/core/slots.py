@@ -181,7 +181,7 @@ class Slots:
             return True
         slot, source, shared = self._choose(tokens, salt)
         length = self._reusable(slot, tokens, salt)
-        if source is not slot or not self._is_next_turn(slot, tokens):
+        if source is not slot or slot.salt != salt or not self._is_next_turn(slot, tokens):
             self._keep(slot, length if source is slot else 0, in_pieces=True)
         if self._context.shares_cells:
             self.make_room(len(tokens) - max(length, shared) + self._spare, (slot, source), in_pieces=True)
@@ -415,7 +415,8 @@ class Slots:
             slot, n_copied = self._longest(tokens, salt, self._idle)[0], 0
         is_copied = n_copied > 0
         is_elsewhere = self._restore(slot, tokens, salt)
-        length, continues = self._reusable(slot, tokens, salt), self._is_next_turn(slot, tokens)
+        length = self._reusable(slot, tokens, salt)
+        continues = slot.salt == salt and self._is_next_turn(slot, tokens)
         length = self._cut(slot, length) if is_elsewhere or continues else self._give_up(slot, length)
         slot.is_multi_turn = continues and not is_copied and n_prompt > slot.n_prompt
         slot.is_shared = is_copied or (continues and slot.is_shared)

@@ -11,6 +11,7 @@ from support.conversation import Conversation
 from support.fake_context import hashed
 
 from llmrun.engine.core.policy import POLICY
+from llmrun.engine.core.prefix import Salt
 from llmrun.engine.core.states import KVStore
 from llmrun.protocol.params import SamplingParams
 
@@ -191,6 +192,28 @@ def test_a_state_that_is_read_for_its_beginning_is_not_copied(tmp_path: Path, mo
         later.answer(prompt, SAMPLING, most=4)
         assert later.started().reused_tokens == n_reused
         monkeypatch.undo()
+
+
+def test_what_is_restored_over_a_prefix_of_another_salt_keeps_its_own(tmp_path: Path) -> None:
+    store = KVStore(tmp_path, "model", 1 << 20)
+    talk = Conversation(hashed, store, n_ctx=2000)
+    talk.answer(LONG["a"] + LONG["b"], SAMPLING, most=4, salt=Salt("one"))
+    talk.engine.save(1, prompt_only=False)
+    later = Conversation(hashed, store, n_ctx=2000)
+    later.answer(LONG["c"], SAMPLING, most=4, salt="yours")
+    later.answer(LONG["a"] + LONG["c"], SAMPLING, most=4, salt=Salt("one"))
+    assert later.started().reused_tokens == 300
+    later.answer(LONG["a"] + LONG["b"] + "!", SAMPLING, most=4, salt="yours")
+    assert later.started().reused_tokens == 0
+
+
+def test_equal_prompts_of_two_salts_do_not_replace_each_other() -> None:
+    talk = Conversation(hashed, n_ctx=2000)
+    for _ in range(2):
+        talk.answer(LONG["a"], SAMPLING, most=4, salt="mine")
+        mine = talk.started().reused_tokens
+        talk.answer(LONG["a"], SAMPLING, most=4, salt="yours")
+    assert (mine, talk.started().reused_tokens) == (299, 299)
 
 
 def test_a_state_that_is_refused_is_computed_again() -> None:
