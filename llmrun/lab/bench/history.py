@@ -33,7 +33,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 SCHEMA = SqliteSchema("the bench history", MIGRATIONS, probes=("SELECT max(id) FROM results",))
-_COLUMNS = "id, time, machine, models, version, tests, origin"
+_COLUMNS = "id, time, machine, models, version, tests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class HistoryEntry:
     models: tuple[str, ...]  # their names
     version: str  # of the program, e.g. "0.1.0"
     tests: str  # e.g. "pp512, tg128"
-    origin: str = ""  # the file's name, of an imported result; "" for results measured here
 
 
 class History:
@@ -69,12 +68,8 @@ class History:
         self._connection, self.note = self._database.connection, self._database.note
         self._clock = clock
 
-    def add(self, result: Result, origin: str = "") -> HistoryEntry:
-        """Store a result.
-
-        Args:
-            origin: the file's name, of an imported result.
-        """
+    def add(self, result: Result) -> HistoryEntry:
+        """Store a result."""
         models = list(dict.fromkeys(row.model or row.model_type for row in result.rows))
         versions = dict.fromkeys(row.version for row in result.rows)
         tests = dict.fromkeys(row.test for row in result.rows)
@@ -84,12 +79,12 @@ class History:
             json.dumps(models),
             ", ".join(versions),
             ", ".join(tests),
-            origin,
             json.dumps(result.to_json()),
         )
         with self._database.explained():
             cursor = self._connection.execute(
-                "INSERT INTO results(time, machine, models, version, tests, origin, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                # Nothing has an origin: all results are measured here.
+                "INSERT INTO results(time, machine, models, version, tests, origin, data) VALUES (?,?,?,?,?,'',?)",
                 values,
             )
         return self.find(str(cursor.lastrowid))
@@ -114,14 +109,14 @@ class History:
         ]
 
     def find(self, which: str) -> HistoryEntry:
-        """Return an entry by number, or "last": the newest measured here.
+        """Return an entry by number, or "last": the newest.
 
         Raises:
             UsageError: there is none.
         """
         entries = self.all()
         if which == LAST and entries:
-            return next((entry for entry in entries if not entry.origin), entries[0])
+            return entries[0]
         chosen = next((entry for entry in entries if str(entry.number) == which), None)
         if chosen is None:
             raise _no_such(which, entries)
@@ -187,11 +182,11 @@ class History:
 
 def _entry(row: Sequence[Any]) -> HistoryEntry:
     """Return an entry, without names of models where they are damaged."""
-    number, measured, machine, written, version, tests, origin = row
+    number, measured, machine, written, version, tests = row
     models: tuple[str, ...] = ()
     with suppress(ValueError, TypeError):
         models = tuple(map(str, load_json(written, has_paths=True)))
-    return HistoryEntry(number, measured, machine, models, version, tests, origin)
+    return HistoryEntry(number, measured, machine, models, version, tests)
 
 
 def _is_model(name: str, text: str) -> bool:

@@ -300,11 +300,10 @@ def show_entries(output: Output, entries: Sequence[HistoryEntry]) -> None:
         Column("MODELS"),
         Column("TESTS"),
         Column("MACHINE", style="dim"),
-        Column("FROM", style="dim"),
     )
     now = time.time()
     rows = [
-        (str(entry.number), ago(now - entry.time), ", ".join(entry.models), entry.tests, entry.machine, entry.origin)
+        (str(entry.number), ago(now - entry.time), ", ".join(entry.models), entry.tests, entry.machine)
         for entry in entries
     ]
     show_table(output, columns, rows)

@@ -183,7 +183,7 @@ def test_results_are_kept_unless_told_otherwise(model: str, asked: list[BenchReq
     bench(model)
     bench(model)
     listed = bench("history").splitlines()
-    assert listed[0].split() == ["NUMBER", "WHEN", "MODELS", "TESTS", "MACHINE", "FROM"]
+    assert listed[0].split() == ["NUMBER", "WHEN", "MODELS", "TESTS", "MACHINE"]
     assert len(listed) == 3
     assert "tg8" in bench("history", "1")
     assert bench("history", "last", "-o", "md").startswith("|")
