@@ -143,7 +143,8 @@ def _min_width(cells: Sequence[str], column: Column) -> int:
 def _named(cell: str, column: Column) -> str:
     """Return a cell with its heading, unless the cell is clear without."""
     heading = " ".join(word if word in ("MB", "GB") else word.lower() for word in column.heading.split())
-    return heading if cell == "yes" else f"{heading} {cell}".strip() if column.right else cell
+    is_named = column.right or cell == "no"
+    return heading if cell == "yes" else f"{heading} {cell}".strip() if is_named else cell
 
 
 def _value(value: object) -> str:
