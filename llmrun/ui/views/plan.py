@@ -138,7 +138,7 @@ def _decode(row: QuantEstimate, *, is_exact: bool) -> str:
     if not ends:
         return _rate(row.decode_rate, is_exact=is_exact)
     begins = f"{row.decode_rate:,.1f}" if is_exact else rough(row.decode_rate)
-    return f"{begins} → {_rate(ends[-1], is_exact=is_exact)}"
+    return f"{begins} → {_rate(ends[-1], is_exact=is_exact).removeprefix('~')}"
 
 
 def _verdict(row: QuantEstimate) -> str:
