@@ -72,8 +72,8 @@ def wrapped_by_blanks(text: str, cells: int) -> str:
 
     What stands in quotes is a word.
     """
-    rows = wrapped(_QUOTED.sub(lambda quoted: quoted[0].replace(" ", UNBROKEN), text), cells)
-    filled = [row + " " * (-width(row) % cells) for row in rows[:-1]]
+    rows = wrapped(_QUOTED.sub(lambda quoted: quoted[0].replace(" ", UNBROKEN), text), cells - 1)
+    filled = [row + " " * (-width(row) % cells or cells) for row in rows[:-1]]  # at least one, for the copy
     return "".join((*filled, rows[-1])).replace(UNBROKEN, " ")
 
 
