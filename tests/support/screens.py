@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Mapping
 
 import pyte
 import pyte.screens
 
 from llmrun.ui.terminal.cells import char_width
+
+PYTHON_WORDS = r"Traceback|(?<!')\bb'|\['|\{'|<[\w.]+ object|\bNone\b|\bnan\b"
+"""What no screen shows."""
 
 
 def row_text(row: Mapping[int, pyte.screens.Char]) -> str:
@@ -166,6 +170,17 @@ class ReflowingScreen(Screen):
         """What a user gets who selects all."""
         lines = ["".join(cell.data for cell in line) for line in self._lines()[0]]
         return "\n".join(lines).rstrip("\n")
+
+
+def cut_words(screen: ReflowingScreen) -> list[str]:
+    """Return the words that the terminal cut in two at its edge, but for those longer than half a row, as paths are."""
+    rows = [*screen.history.top, *(screen.buffer[number] for number in range(screen.lines))]
+    found = []
+    for row, below in itertools.pairwise(rows):
+        first, rest = row_text(row).rpartition(" ")[2], row_text(below).partition(" ")[0]
+        if getattr(row, "continues", False) and first and rest and len(first + rest) < screen.columns // 2:
+            found.append(f"{first}|{rest}")
+    return found
 
 
 class Terminal(io.StringIO):

@@ -144,6 +144,7 @@ def answer_view(output: Output, shown_as: DisplayOptions, *, n_ctx: int = 0) -> 
             dim=dim,
             thoughts=shown_as.think == "on",
             short=short,
+            columns=output.columns(stderr=True),
         )
     return AnswerView(
         output.stdout,
@@ -168,6 +169,7 @@ class PlainView(View):
         thoughts: write the reasoning too, between its tags.
         says_thinking: write a note instead of reasoning, so that the user sees progress.
         short: shorten the summary.
+        columns: of the summary's terminal, see write_summary().
     """
 
     def __init__(
@@ -180,8 +182,9 @@ class PlainView(View):
         thoughts: bool = False,
         says_thinking: bool = False,
         short: bool = False,
+        columns: int = 0,
     ) -> None:
-        self._short = short
+        self._short, self._columns = short, columns
         self._stream = stream
         self._summary_to = summary_to
         self._end_line = end_line
@@ -201,7 +204,7 @@ class PlainView(View):
         elif isinstance(event, Finished):
             self.close()
             if self._summary_to is not None and not (self._short and self._has_calls):
-                write_summary(self._summary_to, event, dim=self._dim, short=self._short)
+                write_summary(self._summary_to, event, dim=self._dim, columns=self._columns, short=self._short)
         elif isinstance(event, Failed):
             self.close()
 

@@ -64,7 +64,7 @@ def wrapped(text: str, cells: int) -> list[str]:
 
 
 _QUOTED = re.compile(r"""(?<!\S)(['"]).*?\1(?!\S)""")
-_UNBROKEN = "\xa0"  # no-break space
+UNBROKEN = "\xa0"  # no-break space
 
 
 def wrapped_by_blanks(text: str, cells: int) -> str:
@@ -72,9 +72,9 @@ def wrapped_by_blanks(text: str, cells: int) -> str:
 
     What stands in quotes is a word.
     """
-    rows = wrapped(_QUOTED.sub(lambda quoted: quoted[0].replace(" ", _UNBROKEN), text), cells)
-    filled = [row + " " * (-width(row) % cells) for row in rows[:-1]]
-    return "".join((*filled, rows[-1])).replace(_UNBROKEN, " ")
+    rows = wrapped(_QUOTED.sub(lambda quoted: quoted[0].replace(" ", UNBROKEN), text), cells - 1)
+    filled = [row + " " * (-width(row) % cells or cells) for row in rows[:-1]]  # at least one, for the copy
+    return "".join((*filled, rows[-1])).replace(UNBROKEN, " ")
 
 
 def shrunk(widths: Sequence[int], minimum: Sequence[int], room: int) -> list[int]:

@@ -11,6 +11,12 @@ def rate(tokens_per_second: float, *, whole: bool = False) -> str:
     return f"{tokens_per_second:,.{decimals}f} tokens/s"
 
 
+def rough(value: float) -> str:
+    """Return an estimated figure with two digits, e.g. "~320", "~5.0", "~0.26"."""
+    rounded = float(f"{value:.1e}")
+    return f"~{rounded:,.{0 if rounded >= 10 else 1 if rounded >= 1 else 2}f}"
+
+
 def seconds(value: float, *, brief: bool = False) -> str:
     """Return a duration, e.g. "0.21 s", or "0.2 s" when brief; from a minute on "1 min 15 s"."""
     if value < (59.95 if brief else 59.995):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmrun.ui.terminal.cells import fitting, shrunk, width, wrapped, wrapped_by_blanks
+from llmrun.ui.terminal.cells import UNBROKEN, fitting, shrunk, width, wrapped, wrapped_by_blanks
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.sanitize import clean
 
@@ -38,7 +38,6 @@ def show_facts(output: Output, facts: Sequence[tuple[str, object]], *, stderr: b
 _GAP = 2  # cells between columns
 _MIN_TEXT, _MIN_EXCERPT = 20, 12  # cells
 _MAX_CELL_ROWS = 3
-_UNBROKEN = "\xa0"  # no-break space
 _CODES = {
     "bold": "\x1b[1m",
     "dim": "\x1b[2m",
@@ -143,7 +142,8 @@ def _min_width(cells: Sequence[str], column: Column) -> int:
 def _named(cell: str, column: Column) -> str:
     """Return a cell with its heading, unless the cell is clear without."""
     heading = " ".join(word if word in ("MB", "GB") else word.lower() for word in column.heading.split())
-    return heading if cell == "yes" else f"{heading} {cell}".strip() if column.right else cell
+    is_named = column.right or cell == "no"
+    return heading if cell == "yes" else f"{heading} {cell}".strip() if is_named else cell
 
 
 def _value(value: object) -> str:
@@ -207,11 +207,11 @@ class _Printer:
         first, *rest = zip(row, columns, strict=True)
         self.stream.write(self._paint(_named(*first), _style(*first)).rstrip() + "\n")
         named = [_named(cell, column) for cell, column in rest if cell and not column.is_excerpt]
-        whole = [text.replace(" ", _UNBROKEN) if width(text) < cells - 4 else text for text in named]
+        whole = [text.replace(" ", UNBROKEN) if width(text) < cells - 4 else text for text in named]
         lines = [", ".join(whole), *(cell for cell, column in rest if column.is_excerpt)]
         for line in filter(None, lines):
             for part in wrapped("  " + line, cells):
-                self.stream.write(part.replace(_UNBROKEN, " ") + "\n")
+                self.stream.write(part.replace(UNBROKEN, " ") + "\n")
 
     def _paint(self, text: str, style: str) -> str:
         return f"{_CODES[style]}{text}\x1b[0m" if self._color and text and style else text

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmrun.chat.tools.source import Offer
 
 _CELLS = 16
-_TEXT = 32
+_TEXT = 100  # characters; the table cuts them to the terminal
 
 
 def show_context(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmrun.models.store.installed import InstalledModel
 from llmrun.planning.catalogue import USUAL_CONTEXT, rank
 from llmrun.protocol.sizes import readable_size, rough_size
-from llmrun.ui.terminal.format import ago, context_name
+from llmrun.ui.terminal.format import ago, context_name, rough
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, show_table
 
@@ -132,8 +132,8 @@ def _catalogue_row(facts: Mapping[str, Any]) -> list[str]:
         facts["alias"],
         re.sub(r"(.*), (\S+) \w+", r"\2 of \1", facts["parameters"]),  # 30B, 3B active
         readable_size(n_bytes) if n_bytes else "",
-        "" if not memory else f"~{rough_size(memory)}" if is_exact is False else readable_size(memory),
-        estimated(f"{speed:,.1f}", is_exact and not facts["is_rate_estimated"]) if speed else "",
+        size_of(memory, is_exact=is_exact is not False) if memory else "",
+        "" if not speed else rough(speed) if is_exact is False or facts["is_rate_estimated"] else f"{speed:,.1f}",
         _here(facts),
         facts["quant"],
         "" if facts["agents"] else "too weak",
@@ -148,6 +148,6 @@ def _here(facts: Mapping[str, Any]) -> str:
     return "not now" if state and facts["fits_now"] is False else state
 
 
-def estimated(text: str, is_exact: bool | None) -> str:
-    """Return a figure, marked if it is estimated."""
-    return f"~{text}" if is_exact is False else text
+def size_of(n_bytes: int, *, is_exact: bool) -> str:
+    """Return a size, with two digits if it is estimated."""
+    return readable_size(n_bytes) if is_exact else f"~{rough_size(n_bytes)}"

@@ -10,10 +10,10 @@ from llmrun.planning.hardware import Hardware
 from llmrun.planning.placement import described
 from llmrun.protocol.jobs.machine import MachineSpeed
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.format import context_name, rate, seconds
+from llmrun.ui.terminal.format import context_name, rate, rough, seconds
 from llmrun.ui.terminal.output import Output
 from llmrun.ui.terminal.tables import Column, right, show_table
-from llmrun.ui.views.models import ESTIMATED, estimated
+from llmrun.ui.views.models import ESTIMATED, size_of
 
 ROUGH = "~: from the size of the file alone; llmrun plan MODEL reads the model's header"
 
@@ -71,10 +71,8 @@ def show_proposals(
             each.entry.alias,
             each.size.parameters,
             readable_size(each.size.n_bytes),
-            estimated(readable_size(each.estimate.memory_bytes), each.estimate.is_exact),
-            estimated(rate(each.estimate.decode_rate), each.estimate.is_exact and not _is_estimated(speed))
-            if each.estimate.decode_rate
-            else "",
+            size_of(each.estimate.memory_bytes, is_exact=each.estimate.is_exact),
+            _rate(each.estimate.decode_rate, is_exact=each.estimate.is_exact and not _is_estimated(speed)),
         )
         for each in found
     ]
@@ -114,8 +112,8 @@ def _cells(row: QuantEstimate, *, is_exact: bool) -> list[str]:
         readable_size(row.n_bytes),
         *(_needed(at) for at in row.contexts),
         seconds(row.load_seconds) if row.load_seconds is not None else "",
-        estimated(rate(row.prefill_rate, whole=True), is_exact) if row.prefill_rate is not None else "",
-        estimated(_decode(row), is_exact or row.decode_rate is None),
+        _rate(row.prefill_rate, is_exact=is_exact, whole=True),
+        _decode(row, is_exact=is_exact),
         _verdict(row),
     ]
 
@@ -125,14 +123,22 @@ def _needed(at: ContextEstimate) -> str:
     return text if at.fits else f"({text})"
 
 
-def _decode(row: QuantEstimate) -> str:
+def _rate(tokens_per_second: float | None, *, is_exact: bool, whole: bool = False) -> str:
+    """Return a speed, with two digits if it is estimated; "" if it is unknown."""
+    if not tokens_per_second:
+        return ""
+    return rate(tokens_per_second, whole=whole) if is_exact else f"{rough(tokens_per_second)} tokens/s"
+
+
+def _decode(row: QuantEstimate, *, is_exact: bool) -> str:
     """Return the speed at the start of a conversation, and at the end of the largest context that fits."""
     if row.decode_rate is None:
         return ""
     ends = [at.decode_rate for at in row.contexts if at.fits and at.decode_rate is not None]
     if not ends:
-        return rate(row.decode_rate)
-    return f"{row.decode_rate:,.1f} → {rate(ends[-1])}"
+        return _rate(row.decode_rate, is_exact=is_exact)
+    begins = f"{row.decode_rate:,.1f}" if is_exact else rough(row.decode_rate)
+    return f"{begins} → {_rate(ends[-1], is_exact=is_exact).removeprefix('~')}"
 
 
 def _verdict(row: QuantEstimate) -> str:

@@ -131,7 +131,8 @@ class ServeView:
         request = {"messages": [{"role": "user", "content": "Hi"}]}
         body = json.dumps(request if models else {"model": "MODEL", **request})
         page = "" if has_keys else "chat in a browser; "
-        self.note(f"Serving at {address} ({page}OpenAI: {address}/v1). Press Ctrl-C to stop.")
+        end = " Press Ctrl-C to stop." if self._output.stderr_is_terminal else ""  # in a log nobody presses keys
+        self.note(f"Serving at {address} ({page}OpenAI: {address}/v1).{end}")
         self.note("Models: " + (", ".join(models) if models else "all of llmrun list, loaded on demand"))
         with _unwritten:
             self._output.note(f"curl {address}/v1/chat/completions{key} --json '{body}'", is_command=True)

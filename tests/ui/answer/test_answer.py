@@ -475,6 +475,19 @@ def test_dumb_terminal_gets_text_and_summary_without_any_escape() -> None:
     assert terminal.getvalue() == f"answer\n{SUMMARY}\n"
 
 
+def test_the_summary_of_a_dumb_terminal_breaks_between_its_fields() -> None:
+    terminal = Terminal(40)
+    environment = {"TERM": "dumb", "COLUMNS": "40"}
+    output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment=environment)
+    view = answer_view(output, DisplayOptions(stats=True))
+    for event in (TextDelta(1, "hello", 1), Finished(1, "length", STATS)):
+        view.show(event)
+    rows = terminal.getvalue().splitlines()[1:]
+    assert len(rows) > 2
+    assert all(len(row) <= 40 for row in rows)
+    assert all(row.endswith(" ·") for row in rows[:-1])
+
+
 def test_dumb_terminal_gets_the_short_summary_too() -> None:
     terminal = Terminal(200)
     output = Output(stdin=io.StringIO(), stdout=terminal, stderr=terminal, environment={"TERM": "dumb"})

@@ -60,7 +60,7 @@ def test_columns_give_what_they_can_and_no_more() -> None:
     assert shrunk([10, 30], [10, 6], 12) == [10, 6]
 
 
-@pytest.mark.parametrize("columns", [22, 30, 41, 80, 200])
+@pytest.mark.parametrize("columns", [*range(22, 82), 200])
 def test_a_line_to_be_copied_has_whole_words_and_stays_one_line(columns: int) -> None:
     text = "  try: llmrun run qwen3-coder-30b 'two  words' 日本語日本語日 or it isn't what can't be"
     terminal = Terminal(columns, 24, kind=ReflowingScreen)

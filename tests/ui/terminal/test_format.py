@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmrun.protocol.sizes import readable_size
-from llmrun.ui.terminal.format import bar, milliseconds, rate, rate_of_bytes, seconds
+from llmrun.ui.terminal.format import bar, milliseconds, rate, rate_of_bytes, rough, seconds
 
 
 def test_figures() -> None:
@@ -19,6 +19,8 @@ def test_figures() -> None:
         "1 h 2 min",
     ]
     assert milliseconds(0.0075) == "7.5 ms"
+    figures = (0.2564, 6.04, 87.9, 322.5, 4_547.0, 12_345_678.0)
+    assert [rough(each) for each in figures] == ["~0.26", "~6.0", "~88", "~320", "~4,500", "~12,000,000"]
     assert [readable_size(n_bytes) for n_bytes in (0, 999, 999_950, 98_900_000, 2.5e12, 5e15)] == [
         "0 B", "999 B", "1.0 MB", "98.9 MB", "2.5 TB", "5,000.0 TB",
     ]  # fmt: skip
