@@ -194,11 +194,13 @@ def call(page: Page) -> None:
     page.until("document.querySelector('.call button')")
 
 
+NO_FIGURES = see("document.querySelector('.answer .figures').remove()")  # they are those of this machine
+TO_TOP = see("document.querySelector('#scroller').scrollTo(0, 0)")
 STATES: dict[str, tuple[str, tuple[Step, ...]]] = {
     "empty": ("echo", ()),
     "chats": ("echo", (chats_open,)),
     "chat": ("echo", (at_chat,)),
-    "chat-top": ("echo", (at_chat, see("document.querySelector('#scroller').scrollTo(0, 0)"))),
+    "chat-top": ("echo", (at_chat, TO_TOP)),
     "edit": ("echo", (at_chat, see("document.querySelectorAll('[title=Edit]')[1].click()"))),
     "figures": ("echo", (at_chat, press(".answer:last-child .figures summary"))),
     "settings": ("echo", (at_chat, see("settings.hidden && document.querySelector('#toggle-settings').click()"))),
@@ -281,10 +283,10 @@ def take_for_readme(browser: Chromium, model: str, target: Path) -> None:
             assert server.stderr
             port = next(filter(None, (re.search(r"127\.0\.0\.1:(\d+)", line) for line in server.stderr)))[1]
             page = Page(browser, SimpleNamespace(port=int(port)))
-            size(browser, 1280, 560)
-            for label, value in {"Maximum tokens": "90", "Seed": "1", "Temperature": "0.7"}.items():
+            size(browser, 1000, 540)
+            for label, value in {"Maximum tokens": "60", "Seed": "1", "Temperature": "0.7"}.items():
                 page.set(label, value)
-            for step in (press("#toggle-tokens"), ask("What makes a good cup of tea?"), token):
+            for step in (press("#toggle-tokens"), ask("What makes a good cup of tea?"), token, NO_FIGURES):
                 step(page)
             take(page, target)
         finally:

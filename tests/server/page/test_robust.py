@@ -58,8 +58,7 @@ def test_who_reads_further_up_is_left_there_when_the_answer_ends(
     page.key("Escape")
     page.until(IDLE)
     assert page.see("document.querySelector('#scroller').scrollTop") == 0
-    page.see("document.querySelector('#turns').focus()")
-    page.tab_to("To the end")
+    page.see("document.querySelector('#to-end').focus()")
     page.key("Enter")
     page.until(f"{BELOW} < 2 && document.querySelector('#to-end').hidden")
     assert page.see(f"{ACTIVE}.id") == "question"

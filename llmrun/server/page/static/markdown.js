@@ -1,7 +1,7 @@
 // Markdown of a model as elements: HTML off, no images, links only to the web and only by a click.
 
 import MarkdownIt from "./vendor/markdown-it.js";
-import { clean, h, icon } from "./dom.js";
+import { button, clean, h } from "./dom.js";
 import { drawFormulas } from "./formulas.js";
 import { highlight } from "./highlight.js";
 
@@ -121,7 +121,7 @@ function renderFrom(element, first, shown) {
     block.tabIndex = 0;
     const shown = block.cloneNode(true);
     if (language && shown.firstElementChild) highlight(shown.firstElementChild, language);
-    block.replaceWith(h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}, language), h("button", { type: "button", class: "ghost", click: copy(code), "aria-label": "Copy this code" }, icon("copy"), "Copy")), shown));
+    block.replaceWith(h("div", { class: "code" }, h("div", { class: "code-head" }, h("span", {}, language), button("Copy", copy(code), { class: "ghost", "aria-label": "Copy this code" })), shown));
   }
   for (const table of made.querySelectorAll("table")) {
     const wide = h("div", { class: "wide", tabindex: "0", role: "group", "aria-label": "Table" });

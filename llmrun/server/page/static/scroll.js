@@ -42,6 +42,7 @@ function isNear() {
 
 toEnd.addEventListener("click", () => (goToEnd(), byId("question").focus()));
 scroller.addEventListener("scroll", () => {
+  if (scroller.scrollTop === top) return; // there and back, as when the beginning is shown
   isAtEnd = isNear() || (isAtEnd && scroller.scrollTop >= top);
   top = scroller.scrollTop;
 });
