@@ -520,7 +520,9 @@ def server_restarts(day: Day) -> str:
     day.page.until("document.querySelector('#problem').textContent")
     field, asked = day.see("document.querySelector('#question').value"), day.text("#problem")
     day.server.begin()
-    time.sleep(3)
+    began = time.monotonic()
+    day.page.until("!document.querySelector('#problem').textContent")
+    noticed = time.monotonic() - began
     day.shoot("29-server-back")
     day.see("document.querySelector('#question').focus()")
     day.page.key("Enter")
@@ -528,7 +530,7 @@ def server_restarts(day: Day) -> str:
     left = day.text("#problem")
     day.shoot("30-goes-on")
     day.browser.errors.clear()
-    return f"{gone!r} with {kept} characters shown; then {asked!r}, field {field!r}; back: {left!r}"
+    return f"{gone!r} with {kept} characters shown; then {asked!r}, field {field!r}; back is noticed after {noticed:.1f} s; {left!r}"
 
 
 REAL: tuple[Step, ...] = (empty, sign_of_life, one_figure, free_while_it_answers, reload, branches, tokens, settings)
@@ -628,10 +630,10 @@ def download(day: Day) -> str:
     day.close()
     day.shoot("39-download-closed")
     small = day.text("#downloads")
-    day.page.until("document.querySelector('#downloads').hidden")
+    day.page.until("document.querySelector('#model-name').textContent === 'smollm2'")
     day.shoot("40-downloaded")
     day.page.ask("Say hello.")
-    return f"{problem!r}; closed: {small!r}; then {day.text('.answer .text')[:40]!r}"
+    return f"{problem!r}; closed: {small!r}; then {day.text('.answer .markdown')[:40]!r}"
 
 
 def hub_search(day: Day) -> str:
