@@ -1,4 +1,4 @@
-"""A day with the page, by keys and mouse in Chromium: `python tests/benchmarks/day_page.py FOLDER [--width 400 1280 1920]`.
+"""A day with the page, by keys and mouse in Chromium: `python tests/benchmarks/day_page.py FOLDER`.
 
 Not a benchmark. Drives `llmrun serve` with the real SmolLM2 (`llmrun pull smollm2`), and fake engines where a text or a
 call of a tool has to come for sure. Prints a line for each step, and writes images of the page into FOLDER for somebody
@@ -76,11 +76,14 @@ def area(radius: float) -> float:
 2. two
    - three
 """
+CHANGE = "(each => { each.value = %s; each.dispatchEvent(new Event('change')); })(document.querySelector('%s'))"
 CUT = """[...document.querySelectorAll('body > header *, form *, dialog[open] *, aside *')].filter(each => {
-    const style = getComputedStyle(each), box = each.getBoundingClientRect();
-    if (!each.checkVisibility({ visibilityProperty: true }) || each.closest('.hidden, .words, .excerpt, .wide, #title') || box.width < 3) return false;
-    const isCut = style.overflow !== 'visible' && each.scrollWidth > each.clientWidth + 1 && style.overflowX !== 'auto' && each.textContent.trim();
-    return isCut || box.right > innerWidth + 1 || (each.matches('dialog .buttons:last-child *, #composer *') && box.bottom > innerHeight + 1);
+    const { overflow, overflowX } = getComputedStyle(each), box = each.getBoundingClientRect();
+    const isShown = each.checkVisibility({ visibilityProperty: true }) && box.width >= 3;
+    if (!isShown || each.closest('.hidden, .words, .excerpt, .wide, #title')) return false;
+    const isWide = each.scrollWidth > each.clientWidth + 1 && each.textContent.trim();
+    const isBelow = each.matches('dialog .buttons:last-child *, #composer *') && box.bottom > innerHeight + 1;
+    return (isWide && overflow !== 'visible' && overflowX !== 'auto') || box.right > innerWidth + 1 || isBelow;
 }).map(each => each.id || each.textContent.trim().slice(0, 30))"""
 
 
@@ -160,7 +163,8 @@ class Day:
 
     def click(self, selector: str, words: str = "") -> None:
         """Press an element, or the last one with these words."""
-        found = f"[...document.querySelectorAll({json.dumps(selector)})].filter(each => each.textContent.includes({json.dumps(words)}))"
+        all_of = f"[...document.querySelectorAll({json.dumps(selector)})]"
+        found = f"{all_of}.filter(each => each.textContent.includes({json.dumps(words)}))"
         self.page.until(f"{found}.length")
         self.see(f"{found}.at(-1).click()")
 
@@ -250,7 +254,8 @@ def one_figure(day: Day) -> str:
     log = re.search(r"TTFT [\d.,]+ s", day.server.last_line())
     ps = day.server.ps()["requests"][-1]
     final = day.text(".figures .numbers")
-    return f"live {live!r}; final {final!r}; log {log and log[0]}; ps {ps}; bar {bar!r}, then {day.text('#context-text')!r}; dialog {dialog!r}; {found}"
+    bars = f"bar {bar!r}, then {day.text('#context-text')!r}; dialog {dialog!r}"
+    return f"live {live!r}; final {final!r}; log {log and log[0]}; ps {ps}; {bars}; {found}"
 
 
 def free_while_it_answers(day: Day) -> str:
@@ -347,7 +352,9 @@ def settings(day: Day) -> str:
     day.shoot("16-settings")
     found = day.faults()
     empty = day.see(
-        "[...document.querySelectorAll('#settings input[type=number]')].filter(each => !each.placeholder && each.checkVisibility()).map(each => each.closest('label').firstChild.textContent)"
+        "[...document.querySelectorAll('#settings input[type=number]')]"
+        ".filter(each => !each.placeholder && each.checkVisibility())"
+        ".map(each => each.closest('label').firstChild.textContent)"
     )
     saved = day.folder / "saved"
     day.browser.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(saved))
@@ -370,9 +377,8 @@ def catalogue(day: Day) -> str:
     day.page.write("qwen coder")
     day.shoot("19-catalogue-search")
     day.page.key("Enter")
-    day.page.until(
-        "document.querySelector('#catalogue > [role=status]').textContent && !document.querySelector('#catalogue > [role=status]').textContent.includes('Searching')"
-    )
+    told = "document.querySelector('#catalogue > [role=status]').textContent"
+    day.page.until(f"{told} && !{told}.includes('Searching')")
     said = day.text("#catalogue > [role=status]")
     day.close()
     return f"{found}; the hub can't be reached: {said!r}"
@@ -409,9 +415,7 @@ def documents(day: Day) -> str:
         (folder / name).write_text(text)
     day.new()
     day.open("settings")
-    day.see(
-        f"(each => {{ each.value = {json.dumps(str(folder))}; each.dispatchEvent(new Event('change')); }})(document.querySelector('#documents'))"
-    )
+    day.see(CHANGE % (json.dumps(str(folder)), "#documents"))
     day.page.until("/\\d passage/.test(document.querySelector('#documents-told').textContent)")
     told = day.text("#documents-told")
     day.narrow()
@@ -425,9 +429,7 @@ def side_by_side(day: Day) -> str:
     """Three answers at once."""
     day.new()
     day.open("settings")
-    day.see(
-        "(each => { each.value = '3'; each.dispatchEvent(new Event('change')); })(document.querySelector('#answers'))"
-    )
+    day.see(CHANGE % (3, "#answers"))
     day.narrow()
     day.page.write_question("Give me a name for a cat.")
     day.page.until("document.querySelector('.columns')")
@@ -437,9 +439,7 @@ def side_by_side(day: Day) -> str:
     found = day.faults()
     day.click(".columns button", "Go on with this one")
     day.page.until("!document.querySelector('.columns') && document.querySelector('.answer .alternatives')")
-    day.see(
-        "(each => { each.value = '1'; each.dispatchEvent(new Event('change')); })(document.querySelector('#answers'))"
-    )
+    day.see(CHANGE % (1, "#answers"))
     return f"{day.text('.answer .alternatives')!r} versions; {found}"
 
 
@@ -497,7 +497,8 @@ def two_tabs(day: Day) -> str:
         later = day.text("#elsewhere span")
         day.page.write_question("And mine?")
         day.page.until(
-            f"{IDLE} && (document.querySelectorAll('.question').length === 3 || document.querySelector('#problem').textContent)"
+            f"{IDLE} && (document.querySelectorAll('.question').length === 3"
+            " || document.querySelector('#problem').textContent)"
         )
         questions, problem = day.see("document.querySelectorAll('.question').length"), day.text("#problem")
     finally:
@@ -520,15 +521,19 @@ def server_restarts(day: Day) -> str:
     day.page.until("document.querySelector('#problem').textContent")
     field, asked = day.see("document.querySelector('#question').value"), day.text("#problem")
     day.server.begin()
-    time.sleep(3)
+    began = time.monotonic()
+    day.page.until("!document.querySelector('#problem').textContent")
+    noticed = time.monotonic() - began
     day.shoot("29-server-back")
+    day.page.set("Maximum tokens", "48")
     day.see("document.querySelector('#question').focus()")
     day.page.key("Enter")
     day.page.until(f"{IDLE} && document.querySelectorAll('.answer').length >= 3")
     left = day.text("#problem")
     day.shoot("30-goes-on")
     day.browser.errors.clear()
-    return f"{gone!r} with {kept} characters shown; then {asked!r}, field {field!r}; back: {left!r}"
+    first = f"{gone!r} with {kept} characters shown; then {asked!r}, field {field!r}"
+    return f"{first}; back is noticed after {noticed:.1f} s; {left!r}"
 
 
 REAL: tuple[Step, ...] = (empty, sign_of_life, one_figure, free_while_it_answers, reload, branches, tokens, settings)
@@ -543,9 +548,6 @@ def rendering(day: Day) -> str:
     day.see("document.querySelector('#scroller').scrollTop = 0")
     day.see("document.querySelector('.answer').scrollIntoView()")
     day.shoot("31-markdown")
-    directions = day.see(
-        f"[...{LAST}.querySelectorAll('p')].filter(each => getComputedStyle(each).direction === 'rtl').length"
-    )
     day.browser.ask("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     day.see("document.querySelector('.code-head button').click()")
     time.sleep(0.2)
@@ -557,7 +559,7 @@ def rendering(day: Day) -> str:
     at_end = day.see(
         "(each => each.scrollHeight - each.scrollTop - each.clientHeight)(document.querySelector('#scroller'))"
     )
-    return f"paragraphs from right to left: {directions}; copied {copied[:30]!r}; 1,500 paragraphs in {took:.1f} s, {at_end:.0f} pixels from the end; {day.faults()}"
+    return f"copied {copied[:30]!r}; 1,500 paragraphs in {took:.1f} s, {at_end:.0f} from the end; {day.faults()}"
 
 
 def consent(day: Day) -> str:
@@ -618,20 +620,22 @@ def no_model(day: Day) -> str:
 
 def download(day: Day) -> str:
     """A download goes on when the dialog is closed, and its model answers."""
-    row = "[...document.querySelectorAll('.catalogue li')].find(each => each.querySelector('b').textContent === 'smollm2')"
+    rows = "[...document.querySelectorAll('.catalogue li')]"
+    row = f"{rows}.find(each => each.querySelector('b').textContent === 'smollm2')"
     day.see(f"{row}.querySelector('button').click()")
     day.page.until(
-        f"{row}.querySelector('progress')?.value > 0.05 || {row}.textContent.includes('Use') || {row}.querySelector('[role=status]').textContent.length > 60"
+        f"{row}.querySelector('progress')?.value > 0.05 || {row}.textContent.includes('Use')"
+        f" || {row}.querySelector('[role=status]').textContent.length > 60"
     )
     day.shoot("38-downloading")
     problem = day.text(".catalogue li [role=status]:not(:empty)")
     day.close()
     day.shoot("39-download-closed")
     small = day.text("#downloads")
-    day.page.until("document.querySelector('#downloads').hidden")
+    day.page.until("document.querySelector('#model-name').textContent === 'smollm2'")
     day.shoot("40-downloaded")
     day.page.ask("Say hello.")
-    return f"{problem!r}; closed: {small!r}; then {day.text('.answer .text')[:40]!r}"
+    return f"{problem!r}; closed: {small!r}; then {day.text('.answer .markdown')[:40]!r}"
 
 
 def hub_search(day: Day) -> str:
@@ -683,10 +687,8 @@ def show(day: Day, steps: tuple[Step, ...], wanted: list[str]) -> None:
             said = f"FAILED {str(error)[:400]}"
         complaints = [str(each)[:200] for each in day.browser.errors]
         day.browser.errors.clear()
-        print(
-            f"{day.width} {step.__name__} ({time.monotonic() - began:.1f} s): {said}{' ERRORS ' if complaints else ''}{complaints or ''}",
-            flush=True,
-        )
+        errors = f"; the browser's console: {complaints}" if complaints else ""
+        print(f"{day.width} {step.__name__} ({time.monotonic() - began:.1f} s): {said}{errors}", flush=True)
 
 
 def main() -> None:

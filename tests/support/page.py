@@ -80,5 +80,6 @@ class Page:
     def check(self) -> None:
         """Nothing was complained of, and nothing foreign asked for."""
         assert not self.browser.errors
-        own = (f"http://127.0.0.1:{self.server.port}/", "about:blank")
+        home = f"http://127.0.0.1:{self.server.port}/"
+        own = (home, f"blob:{home}", "about:blank")
         assert not [address for address in self.browser.requests if not address.startswith(own)]

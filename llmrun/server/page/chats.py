@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -179,6 +179,17 @@ class PageChats:
     def read(self, chat: int) -> dict[str, Any]:
         """Return the current branch of a chat."""
         return {"id": chat, "is_answering": chat in self._answering, **_conversation(self._sessions.tree(str(chat)))}
+
+    def media(self, chat: int, entry: int, number: int) -> bytes:
+        """Return the bytes of an image or audio file of a question. Raises UsageError if they are no longer there."""
+        found = next((each.part for each in self._sessions.tree(str(chat)).entries if each.id == entry), None)
+        media = found.media[number : number + 1] if isinstance(found, Question) else ()
+        for file in media:
+            with suppress(OSError):
+                data = Path(file.path).read_bytes()
+                if hashlib.sha256(data).hexdigest() == file.sha256:
+                    return data
+        raise UsageError("this file is not there any more, or has changed")
 
     def export(self, chat: int, form: str) -> str:
         """Return a chat in one of the formats of `llmrun sessions export`."""

@@ -94,6 +94,7 @@ class PageRoutes:
             Route("/ui/chats/{chat:int}", own(self._read), methods=get),
             Route("/ui/chats/{chat:int}/head", own(self._head), methods=get),
             Route("/ui/chats/{chat:int}/answers/{question:int}", own(self._answers), methods=get),
+            Route("/ui/chats/{chat:int}/media/{entry:int}/{number:int}", own(self._media), methods=get),
             Route("/ui/chats/{chat:int}/branches", own(self._branches), methods=get),
             Route("/ui/chats/{chat:int}/{form}", own(self._export), methods=get),
             Route("/ui/search", own(self._search), methods=post),
@@ -241,6 +242,11 @@ class PageRoutes:
 
     async def _read(self, request: Request) -> Response:
         return JSONResponse(await self._chats.run(partial(self._chats.read, request.path_params["chat"])))
+
+    async def _media(self, request: Request) -> Response:
+        """Return the bytes of an image or audio file of a question."""
+        read = partial(self._chats.media, **request.path_params)
+        return Response(await self._chats.run(read), media_type="application/octet-stream")
 
     async def _search(self, request: Request) -> Response:
         """Return the chats with all words of a text: {"text"}."""

@@ -402,6 +402,13 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     page.until("document.querySelector('#problem').textContent.includes('read images: red.png is left out')")
     shown = page.see(f"{LAST}.textContent")
     assert "The image red.png can't be read." in shown
+    page.until("document.querySelector('.question img[alt=\"red.png\"]')?.naturalWidth === 8")
+    (stored,) = folder_in(load_settings().state_dir).rglob("red.png")
+    stored.write_bytes(png(9, 9))
+    assert page.server.get("/ui/chats/1/media/1/0").status == 400, "another file than the one that was sent"
+    page.browser.ask("Page.reload")
+    page.until("document.querySelector('.question')?.textContent.includes('red.png (not there any more)')")
+    browser.errors.clear()  # the server's refusal
     assert "The audio low.wav can't be read." in shown
     assert "from a file" in shown
     assert page.see("document.querySelector('.question').textContent.includes('Attached: red.png')")

@@ -71,6 +71,7 @@ const posting = (body, signal) => ({
   signal,
 });
 
+export const blob = async (path) => (await request(path)).blob();
 export const text = async (path) => (await request(path)).text();
 export const get = async (path) => (await request(path)).json();
 export const post = async (path, body, signal) => (await request(path, posting(body, signal))).json();

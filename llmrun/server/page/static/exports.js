@@ -20,7 +20,7 @@ async function page(element) {
   const html = (...parts) => h("div", {}, ...parts).getHTML();
   const head = [h("meta", { charset: "utf-8" }), h("meta", { "http-equiv": "Content-Security-Policy", content: POLICY }), h("meta", { name: "viewport", content: "width=device-width,initial-scale=1" }), h("title", {}, document.title)];
   const shown = element.cloneNode(true);
-  for (const each of shown.querySelectorAll("button, .buttons, .icon, textarea")) each.remove();
+  for (const each of shown.querySelectorAll("button, .buttons, .icon, img, textarea")) each.remove();
   for (const each of shown.querySelectorAll("[tabindex]")) each.removeAttribute("tabindex");
   // As text: this page's policy is for the elements that it makes, and allows no styles in them.
   const styles = `${await text("/ui/files/page.css")}html,body{height:auto;background:var(--paper)}body>h1{padding:1rem max(1rem,calc(50% - var(--column)/2)) 0;font-size:1.3rem;white-space:normal}`;

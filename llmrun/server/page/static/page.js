@@ -1,6 +1,6 @@
 // The page: which chat is shown, and the way of an answer from the question to the saved chat.
 
-import { answer as streamed, get, lines, post, runningAnswer } from "./api.js";
+import { answer as streamed, blob, get, lines, post, runningAnswer } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { showBranches } from "./branches.js";
 import { ChatList } from "./chats.js";
@@ -141,8 +141,9 @@ function emptyElement() {
 
 function entryElement(entry, question, isLast) {
   const go = (id) => guarded(async () => show(await post("/ui/go", { chat: state.chat.id, entry: id })));
+  const chat = state.chat.id;
   if (entry.role === "user")
-    return questionElement(entry, { go, edit: (text) => ask(text, entry.id), answer: isLast ? () => answer(entry.id) : null });
+    return questionElement(entry, { go, edit: (text) => ask(text, entry.id), media: (at) => blob(`/ui/chats/${chat}/media/${entry.id}/${at}`), answer: isLast ? () => answer(entry.id) : null });
   const seen = state.seen.get(entry.id);
   const again = { chat: state.chat.id, answer: entry.id, model: modelOf(entry) };
   let view = null;

@@ -74,15 +74,28 @@ function explainer(explain) {
   return pressed;
 }
 
-export function questionElement(entry, { edit, go, answer }) {
+/** Return the name of a file that came with a question, and the image itself; `load()` returns its bytes. */
+function mediaElement(name, load) {
+  const element = h("p", { class: "hint" }, `Attached: ${clean(name)}`);
+  if (!/\.(png|jpe?g|gif|bmp|webp)$/i.test(name)) return element;
+  const show = (bytes) => {
+    const address = URL.createObjectURL(bytes);
+    element.append(h("img", { src: address, alt: clean(name), load: () => URL.revokeObjectURL(address) }));
+  };
+  load().then(show).catch(() => element.append(" (not there any more)"));
+  return element;
+}
+
+export function questionElement(entry, { edit, go, answer, media }) {
   const text = h("div", { class: "text", dir: "auto" }, clean(entry.text));
   const element = h("article", { class: "question", "aria-label": "You" });
+  const shownMedia = entry.media.map((name, at) => mediaElement(name, () => media(at)));
   const show = () =>
     element.replaceChildren(
       text,
       ...(entry.files ? [h("details", { class: "hint" }, h("summary", {}, "Text files"), h("pre", { class: "plain" }, clean(entry.files)))] : []),
       ...(entry.passages.length ? [passagesElement(entry)] : []),
-      ...entry.media.map((name) => h("p", { class: "hint" }, `Attached: ${clean(name)}`)),
+      ...shownMedia,
       h("div", { class: "buttons" }, answer && button("Answer", answer, { class: "change" }), action("edit", "Edit", open, { class: "change" }), alternatives(entry, go)),
     );
   const open = () => {
