@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from llmrun.chat.store.turns import ToolOutput
-from llmrun.chat.tools.source import own_servers
+from llmrun.chat.tools.source import own_file, own_servers
 from llmrun.chat.tools.toolbox import REFUSED, Toolbox
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
@@ -78,7 +78,11 @@ class PageTools:
         """
         async with self._running:
             if name not in self._started:
-                tools = await self._in_thread(partial(self._toolbox.add_server, name))
+                try:
+                    tools = await self._in_thread(partial(self._toolbox.add_server, name))
+                except UsageError as error:
+                    hint = error.hint or f"change it in {own_file()}, then switch it on again"
+                    raise UsageError(error.what, why=error.why, hint=hint) from None
                 self._started.add(name)
                 self._note(tools)
         return [tool.name for tool, source in self._known if source == name]

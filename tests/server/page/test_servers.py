@@ -92,6 +92,7 @@ def test_what_is_wrong_with_a_server_is_said(serve: Serve, started: Path) -> Non
     refused = server.post("/ui/servers/start", {"server": "broken"})
     assert refused.status == 400
     assert "there are no tools in broken: there is no command" in refused.json["error"]["message"]
+    assert "mcp.json, then switch it on again" in refused.json["error"]["message"]
     unknown = server.post("/ui/servers/start", {"server": "clocks"}).json["error"]["message"]
     assert "there is no MCP server 'clocks'" in unknown
     foreign = {"origin": "http://localhost:3000"}
