@@ -21,18 +21,21 @@ _OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", _NO
 class Chromium:
     """One page of a browser.
 
+    Args:
+        options: further ones of its command line.
+
     Attributes:
         errors: what its console, its log and its scripts complained of.
         requests: every address that was asked for.
     """
 
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *options: str) -> None:
         assert PROGRAM
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["bash", "-c", command, "bash", PROGRAM, *_OPTIONS, f"--user-data-dir={profile}"],
+            ["bash", "-c", command, "bash", PROGRAM, *_OPTIONS, *options, f"--user-data-dir={profile}"],
             pass_fds=(theirs_in, theirs_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -82,9 +82,10 @@ class Toolbox:
         finally:
             self._running = None
 
-    def source_of(self, tool: str) -> str:
-        """Return the name of a tool's source."""
-        return self._of[tool][0].name
+    def server_of(self, tool: str) -> str | None:
+        """Return the name that a tool's server has in its mcp.json; None for a tool of another source."""
+        source = self._of[tool][0]
+        return source.name if source.is_of_file else None
 
     def of_source(self, name: str) -> list[str]:
         """Return the names of the tools of a source, as they are called here."""

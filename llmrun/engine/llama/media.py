@@ -13,7 +13,7 @@ import struct
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CheckedFile, DecodeError, check_seconds
 from llmrun.engine.llama.library import import_llama, import_mtmd
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
+from llmrun.errors import BadModelError, LlmrunError, OutOfMemoryError, UsageError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.media import PLURALS, Modality, conversion
 
@@ -173,8 +173,9 @@ class Projector:
             raise self._refusal(reason, modality)
         from llmrun.gguf.reader import read_part
 
-        metadata = read_part(self._path).metadata
-        self._n_layers = {"image": _count(metadata, "vision"), "audio": _count(metadata, "audio")}
+        with suppress(LlmrunError):  # the progress of encoding is unknown then
+            metadata = read_part(self._path).metadata
+            self._n_layers = {"image": _count(metadata, "vision"), "audio": _count(metadata, "audio")}
         status = self._path.stat()
         self._key = f"{status.st_size} {status.st_mtime_ns} ".encode()
         self._pointer = pointer

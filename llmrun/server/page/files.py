@@ -34,6 +34,7 @@ MEDIA_TYPES = {
     "highlight.js": _SCRIPT,
     "markdown.js": _SCRIPT,
     TABLE: _SCRIPT,
+    "microphone.js": _SCRIPT,
     "phone.js": _SCRIPT,
     "sampler.js": _SCRIPT,
     "scroll.js": _SCRIPT,

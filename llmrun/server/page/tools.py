@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from llmrun.chat.store.turns import ToolOutput
-from llmrun.chat.tools.source import own_servers
+from llmrun.chat.tools.source import own_file, own_servers
 from llmrun.chat.tools.toolbox import REFUSED, Toolbox
 from llmrun.errors import UsageError
 from llmrun.protocol.messages import Tool, ToolCall
@@ -40,7 +40,7 @@ class PageTools:
         self._note(toolbox.tools())
 
     def _note(self, tools: tuple[Tool, ...]) -> None:
-        self._known = [(tool, self._toolbox.source_of(tool.name)) for tool in tools]
+        self._known = [(tool, self._toolbox.server_of(tool.name)) for tool in tools]
 
     def offered(self, servers: Set[str] = frozenset()) -> tuple[Tool, ...]:
         """Return the tools that sources have now; those of the last look while a call runs.
@@ -50,23 +50,23 @@ class PageTools:
         """
         if not self._running.locked() and (changed := self._toolbox.changed_tools()) is not None:
             self._note(changed)
-        return tuple(tool for tool, source in self._known if source not in self._started or source in servers)
+        return tuple(tool for tool, server in self._known if server not in self._started or server in servers)
 
     def servers(self) -> list[dict[str, Any]]:
         """Return the servers that a chat can switch on: name, program or host, and the tools if it was started.
 
         Those that an option of the server names are no longer a choice. Raises UsageError if the file is invalid.
         """
-        tools: dict[str, list[str]] = {}
-        for tool, source in self._known:
-            tools.setdefault(source, []).append(tool.name)
+        tools: dict[str | None, list[str]] = {}
+        for tool, server in self._known:
+            tools.setdefault(server, []).append(tool.name)
         return [
             {
                 "name": name,
-                "about": Path(server.command[0]).name if server.command else urlsplit(server.url).hostname,
+                "about": Path(given.command[0]).name if given.command else urlsplit(given.url).hostname,
                 "tools": tools.get(name, []) if name in self._started else None,
             }
-            for name, server in own_servers().items()
+            for name, given in own_servers().items()
             if name in self._started or name not in tools
         ]
 
@@ -78,10 +78,14 @@ class PageTools:
         """
         async with self._running:
             if name not in self._started:
-                tools = await self._in_thread(partial(self._toolbox.add_server, name))
+                try:
+                    tools = await self._in_thread(partial(self._toolbox.add_server, name))
+                except UsageError as error:
+                    hint = error.hint or f"change it in {own_file()}, then switch it on again"
+                    raise UsageError(error.what, why=error.why, hint=hint) from None
                 self._started.add(name)
                 self._note(tools)
-        return [tool.name for tool, source in self._known if source == name]
+        return [tool.name for tool, server in self._known if server == name]
 
     def asks(self, call: ToolCall, chat: int) -> bool:
         """Return whether a call in a chat needs a decision."""

@@ -92,6 +92,7 @@ def test_what_is_wrong_with_a_server_is_said(serve: Serve, started: Path) -> Non
     refused = server.post("/ui/servers/start", {"server": "broken"})
     assert refused.status == 400
     assert "there are no tools in broken: there is no command" in refused.json["error"]["message"]
+    assert "mcp.json, then switch it on again" in refused.json["error"]["message"]
     unknown = server.post("/ui/servers/start", {"server": "clocks"}).json["error"]["message"]
     assert "there is no MCP server 'clocks'" in unknown
     foreign = {"origin": "http://localhost:3000"}
@@ -110,6 +111,16 @@ def test_a_server_that_an_option_names_is_no_choice(serve: Serve, started: Path)
         server = serve(tools=PageTools(box))
         assert server.get("/ui/servers").json["servers"] == []
         assert server.post("/ui/load", {"model": ""}).json["tools"] == ["time", "moon"]
+
+
+def test_a_server_may_be_called_as_ready_made_tools_are(serve: Serve, started: Path) -> None:
+    clock = {"command": sys.executable, "args": [str(started.with_suffix(".py"))]}
+    write(started.parent, files=clock)
+    with Toolbox((f"files:{started.parent}",), 60) as box:
+        server = serve(tools=PageTools(box))
+        assert [each["name"] for each in server.get("/ui/servers").json["servers"]] == ["files"]
+        assert server.post("/ui/servers/start", {"server": "files"}).json == {"tools": ["time", "moon"]}
+        assert server.post("/ui/load", {"model": ""}).json["tools"] == ["read_file", "list_files"]
 
 
 def test_each_chat_switches_its_own_servers_on(browser: Chromium, serve: Serve, started: Path) -> None:

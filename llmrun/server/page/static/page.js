@@ -12,6 +12,7 @@ import { download, downloads, summary } from "./downloads.js";
 import { save } from "./exports.js";
 import { LiveMarkdown, render } from "./markdown.js";
 import { showPhone } from "./phone.js";
+import { Microphone } from "./microphone.js";
 import { goToEnd, goToStart, place, scroller, turns } from "./scroll.js";
 import { Settings } from "./settings.js";
 import { TokenView, tokensOf } from "./tokens.js";
@@ -35,6 +36,8 @@ const EXAMPLES = [
 const state = { chat: null, running: new Map(), tokens: recall("tokens") === "on", seen: new Map(), drawn: new Map(), columns: null, isStale: false, limits: new Map(), model: null, modalities: [], models: [] };
 const field = byId("question");
 const attached = new Attachments(byId("attached"), (kind) => (state.model === byId("model").value && !state.modalities.includes(kind) ? state.model : null), complain);
+const microphone = new Microphone(byId("record"), (file) => attached.add([file]), complain);
+const showMicrophone = () => microphone.show(state.model === byId("model").value && state.modalities.includes("audio"));
 const exporters = h("p", { class: "buttons" }, Object.entries({ markdown: "Markdown", json: "JSON", html: "HTML" }).map(([form, name]) => button(name, () => guarded(() => save(state.chat, form, scroller)))));
 const settings = new Settings(
   byId("settings"),
@@ -269,6 +272,7 @@ async function ask(text, beside = null) {
   if (!byId("model").value) return void openCatalogue(); // the question stays in its field
   state.isAsking = true; // until the question is saved
   try {
+    await microphone.finish();
     await attached.ready;
     if (running()) return void queue(text);
     if (state.isStale && !(await guarded(async () => (show(await get(`/ui/chats/${state.chat.id}`)), true)))) return;
@@ -597,6 +601,7 @@ async function showModels(name = "") {
   byId("model").value = here.find((each) => each === wanted) ?? here.find((each) => wanted && each.startsWith(`${wanted}:`)) ?? here[0] ?? "";
   byId("model-name").textContent = clean(byId("model").value || "Choose a model");
   settings.showModels(here);
+  showMicrophone();
   byId("send").disabled = !models.length;
   for (const each of running) if (!downloads.has(each)) download(each);
   const chosen = byId("model").value;
@@ -633,6 +638,7 @@ async function load(ctx) {
     settings.showModel(loaded);
     Object.assign(state, { model: name, modalities: loaded.modalities });
     attached.show();
+    showMicrophone();
   } finally {
     clearInterval(clock);
     told.textContent = "";
