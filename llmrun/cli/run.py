@@ -153,9 +153,8 @@ def run(
     _check(output, model, prompt or [], answers, logprobs, record, yes=loading.yes)
     loading = replace(loading, server=remote_server(at, key_file))
     _refuse_file_names(answer, prompt or [])
-    is_special = raw or json or beams or record or prompt_cache or explain_sampling or answers > 1
-    is_chat = not (prompt or is_special or logprobs is not None)
-    if is_chat and output.stdin_is_terminal and output.stdout_is_terminal:
+    is_answer = prompt or raw or json or beams or record or prompt_cache or explain_sampling or answers > 1
+    if not is_answer and logprobs is None and output.stdin_is_terminal and output.stdout_is_terminal:
         from llmrun.cli.chat import SessionOptions, talk_with  # slow, and most answers have a prompt
 
         talk_with(model, stats, answer, docs, tooling, SessionOptions(), loading, flags)

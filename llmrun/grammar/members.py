@@ -86,7 +86,7 @@ class _Rules:
         ordered = sorted(chunk, key=lambda index: index not in members.required)
         self._bits = {index: bit for bit, index in enumerate(ordered)}
         self._n_required = sum(index in members.required for index in chunk)
-        self._complete = _ones(0, self._n_required)
+        self._complete = _ones(self._n_required)
         # The bit of a further property, and those that count commas.
         self._other, self._counter = len(chunk), f"[{len(chunk) + 1}:64]"
 
@@ -119,7 +119,7 @@ class _Rules:
         members = self._members
         is_left = ""
         if is_last and not members.other:
-            every = _ones(0, len(self._chunk))
+            every = _ones(len(self._chunk))
             is_left = f"not({every})" if members.any_order else f"bit_clear({self._bits[self._chunk[-1]]})"
         if not (members.is_counted and members.maximum is not None):
             return f'", " {self._next}::_{_if(is_left)}'
@@ -138,7 +138,7 @@ class _Rules:
         first_optional = self._n_required + len(before) - n_required
         later = [(n_required, self._n_required), (first_optional, len(self._chunk))]
         zeros = [f"is_zeros([{start}:{end}])" for start, end in later if start < end]
-        return _all(_ones(0, n_required), *zeros)
+        return _all(_ones(n_required), *zeros)
 
     def _room(self, index: int | None = None) -> Iterator[str]:
         """Yield the conditions that a property, or a further one, leaves room for required ones, and enough others."""
@@ -163,8 +163,8 @@ class _Rules:
         yield _nested("or", rooms)
 
 
-def _ones(start: int, end: int) -> str:
-    return f"is_ones([{start}:{end}])" if start < end else ""
+def _ones(end: int) -> str:
+    return f"is_ones([0:{end}])" if end else ""
 
 
 def _nested(function: str, conditions: Sequence[str]) -> str:

@@ -17,8 +17,13 @@ from llmrun.protocol.messages import Event, Failed, Finished, Started, TextDelta
 from llmrun.ui.answer.meter import Meter, fit
 from llmrun.ui.answer.page import Page, in_ascii
 from llmrun.ui.answer.view import (
+    NO_WRAP,
+    PLAIN,
     STATUS_SECONDS,
+    SYNC_BEGIN,
+    SYNC_END,
     TEXT_SECONDS,
+    WRAP,
     DisplayOptions,
     LiveView,
     View,
@@ -31,9 +36,6 @@ from llmrun.ui.terminal.output import Output
 
 _MIN_CELLS = 24
 _GAP = " │ "
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output, without flicker
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
-_PLAIN = "\x1b[0m"
 _PIECE = re.compile(r"\x1b\[[0-9;]*m|.", re.DOTALL)
 
 
@@ -58,7 +60,7 @@ class CellRows:
     def feed(self, text: str) -> None:
         for piece in _PIECE.findall(text):
             if piece[0] == "\x1b":
-                self._style = "" if piece == _PLAIN else piece
+                self._style = "" if piece == PLAIN else piece
                 self._row += piece
             elif piece == "\n":
                 self._end_row()
@@ -79,7 +81,7 @@ class CellRows:
         self._row, self._used = self._style, 0
 
     def _filled(self) -> str:
-        return self._row + (_PLAIN if self._style else "") + " " * (self._cells - self._used)
+        return self._row + (PLAIN if self._style else "") + " " * (self._cells - self._used)
 
     def flush(self) -> None:
         """End the last row."""
@@ -153,8 +155,8 @@ class ColumnsView(LiveView):
         clock: Callable[[], float] = time.monotonic,
         size: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
-        super().__init__()
-        self._stream, self._seeds, self._places = stream, seeds, places
+        super().__init__(stream)
+        self._seeds, self._places = seeds, places
         self._cells = _cells(len(pages), columns)
         self._columns = [_Column(page, self._cells) for page in pages]
         self._gap = _GAP if unicode else in_ascii(_GAP)
@@ -246,7 +248,7 @@ class ColumnsView(LiveView):
         drawing = self._erase() + "".join(final) + "\n".join(shown)
         self._n_final, self._n_open = n_final, len(shown)
         if drawing:
-            self._write(f"{_BEGIN}{_NO_WRAP}{drawing}{_WRAP}{_END}")
+            self._write(f"{SYNC_BEGIN}{NO_WRAP}{drawing}{WRAP}{SYNC_END}")
 
     def _row(self, number: int) -> str:
         return self._gap.join(column.rows.row(number) for column in self._columns).rstrip()
@@ -255,10 +257,6 @@ class ColumnsView(LiveView):
         """Return the escapes that go back to the first open row and erase all after it."""
         up = f"\x1b[{self._n_open - 1}A" if self._n_open > 1 else ""
         return f"\r{up}\x1b[J" if self._n_open else ""
-
-    def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
 
 
 def n_answers_view(output: Output, seeds: Sequence[int], shown_as: DisplayOptions, *, together: bool) -> View:

@@ -36,14 +36,15 @@ STATUS_SECONDS = 1 / 12
 _MIN_COLUMNS, _MIN_ROWS = 8, 3
 _ENDLESS = 1 << 62  # columns of a row that never wraps
 
-_BEGIN, _END = "\x1b[?2026h", "\x1b[?2026l"  # synchronized output, without flicker
+SYNC_BEGIN, SYNC_END = "\x1b[?2026h", "\x1b[?2026l"
+"""Around a drawing: the terminal shows it at once, without flicker."""
 _ERASE_AFTER, _ERASE_ROW = "\x1b[J", "\x1b[K"
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
 _ROW_BELOW = "\x1bD\x1b[A"  # down, scrolling if need be, and up again in the same column
 _DOWN = "\x1b[B"
 _RIGHT = "\x1b[{}C"
-_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
-_PLAIN = "\x1b[0m"
+NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
+PLAIN = "\x1b[0m"
 
 
 class View(ABC):
@@ -69,9 +70,14 @@ class View(ABC):
 
 
 class LiveView(View):
-    """A view that erases and redraws a part of the terminal; Ctrl-Z erases that part."""
+    """A view that erases and redraws a part of the terminal; Ctrl-Z erases that part.
 
-    def __init__(self) -> None:
+    Args:
+        stream: the terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         self._suspendable = Suspendable(self.pause, self.resume)
 
     @abstractmethod
@@ -91,6 +97,11 @@ class LiveView(View):
             self.close()
         finally:
             self._suspendable.__exit__()
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +280,8 @@ class AnswerView(LiveView):
         unicode: bool = True,
         short: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(stream)
         self._short = short
-        self._stream = stream
         self._summary_to = summary_to
         self._live = live
         self._dim = dim
@@ -373,7 +383,7 @@ class AnswerView(LiveView):
         # An interrupt may come at any point: a live line counts as drawn from before its output until after its
         # erasure.
         self._is_drawn = self._is_drawn or bool(status)
-        self._write(f"{_BEGIN}{drawing}{_END}" if self._is_drawn else drawing)
+        self._write(f"{SYNC_BEGIN}{drawing}{SYNC_END}" if self._is_drawn else drawing)
         self._is_drawn = bool(status)
 
     def _follow_resize(self, columns: int) -> bool:
@@ -386,7 +396,7 @@ class AnswerView(LiveView):
     def _without_last(self, text: str, columns: int) -> str:
         """Return the text without a last character that drawing might disturb; it is kept for the next drawing."""
         self._withheld = ""
-        if text.endswith(_PLAIN):  # styled words are complete
+        if text.endswith(PLAIN):  # styled words are complete
             return text
         if may_grow(text) or advance(self._column, bare(text), columns) == columns:
             end = last_cluster(text)
@@ -403,15 +413,10 @@ class AnswerView(LiveView):
     def _below(self, status: str) -> str:
         styled = paint(status if self._unicode else in_ascii(status), DIM if self._dim else "")
         # If the terminal has just become narrower, the line must be cut, not wrapped.
-        line = f"{_NO_WRAP}{styled}{_WRAP}"
+        line = f"{NO_WRAP}{styled}{WRAP}"
         if self._column == 0:  # this row is empty
             return f"{_SAVE}{line}{_RESTORE}"
         return f"{_ROW_BELOW}{_SAVE}{_DOWN}\r{line}{_RESTORE}"
-
-    def _write(self, text: str) -> None:
-        if text:
-            self._stream.write(text)
-            self._stream.flush()
 
 
 def write_summary(
