@@ -9,8 +9,13 @@ and by default only the dense model: the whole takes up to ten minutes on two bu
 seconds and restarts, and the main conversation goes on. The bounds are llmrun's: at most 22 % of the prompt tokens are
 computed, in the session and after the restart; after a title request the main conversation computes what it computes
 without one; and the time to the first token of a grown turn is at most 1.2x of the dense model's. Then two agents
-with different prompts share a server with two slots in random turns: with the dense model each computes at most 1.1x
-of the share that one computes alone. The KV cache of the tiny hybrids, and with it the limit of copies, is too small.
+with different prompts share a server with two slots, in random turns, and at once: with the dense model and lfm2 each
+computes at most 1.1x of the share that one computes alone. The KV cache of the other tiny models, and with it the limit
+of copies, is too small.
+
+    python tests/benchmarks/agent.py --model FILE [--ctx N]
+
+One agent alone, and two in turns and at once, with a model of your own.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -34,11 +40,13 @@ import agent_session
 import peers
 import server
 from agent_session import AgentRequest
-from support.hybrid_models import write_models
+from support.hybrid_models import WINDOWED, write_models
 
 N_CTX = 65_536  # llama-server's slots share one cache of this size: all three conversations fit
+LONGER = 48  # tokens of an answer, so that those of two agents overlap
 IDLE_SECONDS = 8  # llmrun saves conversations when it is idle
 SHAPES = ("llama", "gemma3", "lfm2", "qwen35")
+BOUND_SHAPES = ("llama", "lfm2")  # of two agents
 MOST_COMPUTED, MOST_TTFT, MOST_OF_TWO = 0.22, 1.2, 1.1
 TEMPLATE = """\
 {%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools></s>{% endif %}
@@ -113,13 +121,45 @@ def measure(command: list[str], *, fixed: bool) -> tuple[list[Turn], Turn]:
             return found, ask(port, for_llama_server(after) if fixed else after)
 
 
-def two_agents(command: list[str]) -> list[float]:
-    """Return the share of its prompt tokens that each of two agents on one server computes."""
+def two_agents(command: list[str], *, at_once: bool = False) -> list[float]:
+    """Return the share of its prompt tokens that each of two agents on one server computes.
+
+    Args:
+        at_once: each asks as soon as it has an answer, whatever the other one does; else they take random turns.
+    """
     found: dict[str, list[Turn]] = {"one ": [], "two ": []}
+
+    def send(agent: str) -> None:
+        for request in agent_session.session(agent):
+            found[agent].append(ask(port, request._replace(body={**request.body, "max_tokens": LONGER})))
+
     with home(), server.running([*command, "--parallel", "2"]) as port:
-        for agent, request in agent_session.sessions(*found):
+        if at_once:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(send, found))
+        for agent, request in () if at_once else agent_session.sessions(*found):
             found[agent].append(ask(port, request))
     return list(map(share, found.values()))
+
+
+def add_two(report: peers.Report, shape: str, command: list[str], alone: float, *, is_bound: bool) -> None:
+    """Measure two agents, in turns and at once, against the share that one computes alone."""
+    for how, at_once in (("in turns", False), ("at once", True)):
+        shares = two_agents(command, at_once=at_once)
+        name = f"{shape}: share computed by each of two agents {how}"
+        report.add(name, [100 * each for each in shares], "%", "llmrun")
+        if is_bound:
+            report.bound(f"{name} / by one", max(shares) / alone, MOST_OF_TWO, at_most=True)
+
+
+def measure_model(path: str, command: list[str]) -> int:
+    """Measure agents with a real model."""
+    report = peers.Report()
+    with home(), server.running(command) as port:
+        alone = share(turns(port, fixed=False))
+    report.add("share computed alone", [100 * alone], "%", "llmrun")
+    add_two(report, Path(path).name, command, alone, is_bound=True)
+    return report.finish()
 
 
 def grown(found: list[Turn]) -> list[Turn]:
@@ -160,13 +200,20 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--peer-shapes", nargs="+", default=[SHAPES[0]], help="shapes for llama-server")
     parser.add_argument("--turns", action="store_true", help="print each turn")
+    parser.add_argument("--model", metavar="FILE", help="of your own, instead")
+    parser.add_argument("--ctx", default="8192", help="context window, for --model; default: 8192")
     options = parser.parse_args()
     llmrun, report = peers.find_llmrun(options.llmrun), peers.Report()
-    theirs = None if options.alone else peers.find_tool("llama-server", options.llama_server)
     threads = str(options.threads or peers.cores())
+    if options.model:
+        return measure_model(options.model, [llmrun, "serve", options.model, "-t", threads, "-c", options.ctx])
+    theirs = None if options.alone else peers.find_tool("llama-server", options.llama_server)
     settings = {"context_length": N_CTX, "tokenizer.chat_template": TEMPLATE}
     with tempfile.TemporaryDirectory() as folder:
-        files = write_models(Path(folder), tuple(options.shapes), **settings)
+        files: dict[str, Path] = {}
+        for shape in options.shapes:  # with a window in all its layers, a hybrid would have next to no KV cache
+            window = {} if shape in WINDOWED else {"attention.sliding_window": 0}
+            files |= write_models(Path(folder), (shape,), **settings, **window)
         dense: list[float] = []
         for shape, path in files.items():
             found, restarted = measure([llmrun, "serve", str(path), "-t", threads], fixed=False)
@@ -174,11 +221,8 @@ def main() -> int:
             report.bound(f"{shape}: share computed", share(found), MOST_COMPUTED, at_most=True)
             report.bound(f"{shape}: share computed after a restart", share([restarted]), MOST_COMPUTED, at_most=True)
             report.bound(f"{shape}: after a title request", after_title(found), 1.1, at_most=True)
-            shares = two_agents([llmrun, "serve", str(path), "-t", threads])
-            report.add(f"{shape}: share computed by each of two agents", [100 * each for each in shares], "%", "llmrun")
-            ratio = max(shares) / share(found)
-            if shape == options.shapes[0]:
-                report.bound(f"{shape}: share computed by two agents / by one", ratio, MOST_OF_TWO, at_most=True)
+            command = [llmrun, "serve", str(path), "-t", threads]
+            add_two(report, shape, command, share(found), is_bound=shape in BOUND_SHAPES)
             ttft = [turn.ttft for turn in grown(found)]
             dense = dense or ttft
             if ttft is not dense:

@@ -15,7 +15,7 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,10 @@ class SimulatedDevice:
     def state(self, sequence_id: int) -> bytearray:
         time.sleep(EXPORT_SECONDS)
         return bytearray(b"x")
+
+    def state_in_pieces(self, sequence_id: int, piece_bytes: int) -> Generator[None, None, bytearray]:
+        yield
+        return self.state(sequence_id)
 
     def state_bytes(self, sequence_id: int) -> int:
         return 1
