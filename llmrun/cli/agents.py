@@ -208,7 +208,8 @@ def _aider(server: Endpoint, folder: str, described: str) -> AgentSettings:
         "output_cost_per_token": 0,
     }
     metadata = "model-metadata.json"
-    # By itself it keeps a sixteenth of the window of earlier edits, and summarizes after nearly each one.
+    # By itself it keeps a sixteenth of the window of earlier edits, and then asks for a summary after each further one,
+    # which it throws away (0.86.2), because the edit was added to its list in the meantime.
     history = ("--max-chat-history-tokens", str(server.n_ctx // 4))
     arguments = (*arguments, "--model-metadata-file", f"{folder}/{metadata}", *history)
     return AgentSettings(environment, arguments, {metadata: json.dumps({name: facts})})
