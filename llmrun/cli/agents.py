@@ -208,7 +208,10 @@ def _aider(server: Endpoint, folder: str, described: str) -> AgentSettings:
         "output_cost_per_token": 0,
     }
     metadata = "model-metadata.json"
-    arguments = (*arguments, "--model-metadata-file", f"{folder}/{metadata}")
+    # By itself it keeps a sixteenth of the window of earlier edits, and then asks for a summary after each further one,
+    # which it throws away (0.86.2), because the edit was added to its list in the meantime.
+    history = ("--max-chat-history-tokens", str(server.n_ctx // 4))
+    arguments = (*arguments, "--model-metadata-file", f"{folder}/{metadata}", *history)
     return AgentSettings(environment, arguments, {metadata: json.dumps({name: facts})})
 
 
@@ -330,7 +333,7 @@ AGENTS = {
     "qwen": Agent("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", _qwen, Needs("0.24.4", 18_800, 49_152)),
     "continue": Agent("Continue", "cn", "npm install -g @continuedev/cli", _continue, Needs("1.5.47", 2_200, 32_768)),
     "pi": Agent("pi", "pi", "npm install -g @mariozechner/pi-coding-agent", _pi, Needs("0.73.1", 1_600, 32_768)),
-    "aider": Agent("aider", "aider", "uv tool install aider-chat", _aider, Needs(first_prompt=700)),
+    "aider": Agent("aider", "aider", "uv tool install aider-chat", _aider, Needs("0.86.2", 700)),
     "crush": Agent("Crush", "crush", "npm install -g @charmland/crush", _crush),
     "cline": Agent("Cline", "cline", "npm install -g cline", _cline, Needs("3.0.65", 5_800, 65_536)),
     "copilot": Agent(

@@ -155,6 +155,11 @@ def test_files_lie_in_the_temporary_folder(name: str, file: str) -> None:
     assert any("FOLDER" in word for word in (*found.arguments, *found.environment.values()))
 
 
+def test_aider_keeps_a_quarter_of_the_window_of_earlier_edits() -> None:
+    arguments = settings("aider").arguments
+    assert arguments[arguments.index("--max-chat-history-tokens") + 1] == str(SERVER.n_ctx // 4)
+
+
 def test_crush_finds_its_settings_where_it_keeps_the_chosen_models() -> None:
     """Those in its data folder come before those in its configuration."""
     assert settings("crush").environment["CRUSH_GLOBAL_DATA"] == "FOLDER"

@@ -54,7 +54,7 @@ SUMMARY = "The user wants to know what is in the text files. " + " ".join(
 )
 ASKS_FOR_SUMMARY = re.compile(
     r"detailed summary|context checkpoint|state_snapshot|(summary of|summarize) (the|this|our) (conversation|session)"
-    r"|anchored summary|existing summary|handoff",
+    r"|anchored summary|existing summary|handoff|summarize this partial conversation",
     re.IGNORECASE,
 )
 READERS = re.compile(r"^(read|read_file|read_files|view|cat)$", re.IGNORECASE)
@@ -70,7 +70,11 @@ ARGUMENTS = {
     "cline": (QUESTION,),
     "copilot": ("--allow-all", "--no-auto-update", "-p", QUESTION),
     "goose": ("run", "--text", QUESTION),
-}
+    "aider": (
+        "--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-pretty", "--no-fancy-input",
+        "--no-gitignore", "--no-suggest-shell-commands", "--no-show-release-notes",
+    ),
+}  # fmt: skip
 NEXT_DAY = {
     "claude": ("--continue", *ARGUMENTS["claude"]),
     "codex": (*ARGUMENTS["codex"][:-1], "resume", "--last", QUESTION),
@@ -79,7 +83,13 @@ NEXT_DAY = {
     "continue": ("--resume", *ARGUMENTS["continue"]),
     "pi": ("--continue", *ARGUMENTS["pi"]),
 }
-INPUT = {"pi": json.dumps({"type": "prompt", "message": QUESTION}) + "\n"}
+TALKERS = {"aider"}  # agents without tools: the user shows them the files
+INPUT = {
+    "pi": json.dumps({"type": "prompt", "message": QUESTION}) + "\n",
+    "aider": "What can you do?\n"
+    + "".join(f"/add f{number:02}.txt\nSay what is in it. {SUMMARY}\n/drop\n" for number in range(30))
+    + "/exit\n",
+}
 IDLE_SECONDS = 8  # the server saves conversations when it is idle
 
 
@@ -95,8 +105,8 @@ class Request(NamedTuple):
 class Player:
     """Chooses the answer of each request, and notes what the server's log says of it."""
 
-    def __init__(self, script: Path, work: Path, log: Path, before: Player | None) -> None:
-        self._script, self._work, self._log = script, work, log
+    def __init__(self, script: Path, work: Path, log: Path, before: Player | None, *, talks: bool = False) -> None:
+        self._script, self._work, self._log, self._talks = script, work, log, talks
         self._lock, self._own, self._offset = threading.Lock(), threading.local(), 0
         self._n_asked = self._n_read = 0
         self.requests: list[Request] = []
@@ -125,17 +135,21 @@ class Player:
 
     def _answer(self, protocol: str, body: Mapping[str, Any]) -> tuple[str, Answer | None]:
         asked, tools = last_text(protocol, body), dict(tools_of(body))
+        if self._talks:
+            asked = body["messages"][0]["content"]  # the instructions of a summary are in the system's message
         if ASKS_FOR_SUMMARY.search(asked):
             state = f"<state_snapshot>\n{SUMMARY}\n</state_snapshot>" if "state_snapshot" in asked else SUMMARY
             return "summary", Answer(f"<summary>\n{state}\n</summary>" if "<summary>" in asked else state)
         call = self._call(tools)
-        if call is None:
+        if call is None and not self._talks:
             schema = schema_of(body)
             return "other", Answer(json.dumps(instance(schema)) if schema else "Words in files")
         if self.before or self.n_summaries >= SUMMARIES or self._n_read >= MOST_READS:
             return "end", Answer("All files have words in no order.", THOUGHT)
         self._n_read += 1
-        return "read", Answer("I read the next file.", THOUGHT, call)
+        # Aider keeps an exchange in its history when a file was edited, here in the format "whole".
+        said = f"It has words.\n\nsaid{self._n_read}.txt\n```\n{SUMMARY[:600]}\n```" if self._talks else ""
+        return "read", Answer(said or "I read the next file.", THOUGHT, call)
 
     def _call(self, tools: Mapping[str, Mapping[str, Any]]) -> Call | None:
         """Return the call that reads the next file."""
@@ -276,7 +290,7 @@ def run(agent: str, window: int, family: str, model: Path, command: str, share: 
         player: Player | None = None
         for words in filter(None, (ARGUMENTS[agent], NEXT_DAY.get(agent))):
             with serving(model, family, window, home, script) as server:
-                player = Player(script, work, server.log, player)
+                player = Player(script, work, server.log, player, talks=agent in TALKERS)
                 with changing(server.port, player.change, player.answered) as (address, _):
                     launched = [command, "launch", agent, "wide", "--at", address, "--any-window", "--", *words]
                     player.status = run_agent(launched, environment(home, work, hub), work, INPUT.get(agent), player)
