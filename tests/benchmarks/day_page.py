@@ -357,6 +357,7 @@ def settings(day: Day) -> str:
         ".map(each => each.closest('label').firstChild.textContent)"
     )
     saved = day.folder / "saved"
+    saved.mkdir(exist_ok=True)
     day.browser.ask("Page.setDownloadBehavior", behavior="allow", downloadPath=str(saved))
     for form in ("Markdown", "JSON", "HTML"):
         day.click("#settings .buttons button", form)
