@@ -28,7 +28,7 @@ from llmrun.server.page import requests, running
 from llmrun.server.page.files import FOLDER, MEDIA_TYPES, read_file
 
 pytestmark = pytest.mark.usefixtures("package_on_path")
-MOST_BYTES = 320_000
+MOST_BYTES = 330_000
 MOST_HIGHLIGHTER_BYTES = 30_000
 LOADED_LATER = {"vendor/temml.js"}  # when a formula appears
 BROWSER = {"accept": "text/html,application/xhtml+xml"}
