@@ -54,7 +54,7 @@ SUMMARY = "The user wants to know what is in the text files. " + " ".join(
 )
 ASKS_FOR_SUMMARY = re.compile(
     r"detailed summary|context checkpoint|state_snapshot|(summary of|summarize) (the|this|our) (conversation|session)"
-    r"|anchored summary|existing summary|handoff|summarize this partial conversation",
+    r"|anchored summary|existing summary|handoff|summarize this partial conversation|PREFIX of a turn",
     re.IGNORECASE,
 )
 READERS = re.compile(r"^(read|read_file|read_files|view|cat)$", re.IGNORECASE)
