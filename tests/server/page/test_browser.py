@@ -386,6 +386,7 @@ def test_files_are_dropped_and_chosen(browser: Chromium, serve: Callable[..., Li
     page.until("document.querySelector('#problem').textContent.includes('is binary, not text')")
     browser.errors.clear()  # the server's refusal
     assert "red.png, 1 kB" in page.see("document.querySelector('#attached').textContent")
+    page.until("document.querySelector('#attached img')?.naturalWidth === 8")
     dropped["files"] = [str(tmp_path / name) for name in ("low.wav", "talk.ogg")]
     for kind in ("dragEnter", "dragOver", "drop"):
         browser.ask("Input.dispatchDragEvent", type=kind, x=600, y=300, data=dropped)
@@ -764,3 +765,15 @@ def test_every_control_has_a_name(browser: Chromium, serve: Callable[..., LiveSe
     ]
     assert not nameless
     assert len([node for node in nodes if node["role"]["value"] in controls]) > 15
+
+
+def test_a_narrow_page_has_a_button_that_closes_the_settings(
+    browser: Chromium, serve: Callable[..., LiveServer]
+) -> None:
+    page = Page(browser, serve(), width=400)
+    page.see("document.querySelector('#toggle-settings').click()")
+    assert page.see(f"{ACTIVE}.title") == "Close the settings"
+    page.key("Enter")
+    assert page.see("document.querySelector('#settings').hidden")
+    assert page.see(f"{ACTIVE}.id") == "toggle-settings"
+    page.check()

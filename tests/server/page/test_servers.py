@@ -144,4 +144,8 @@ def test_each_chat_switches_its_own_servers_on(browser: Chromium, serve: Serve, 
     page.see("document.querySelector('#chat-list .open').click()")
     page.until("document.querySelector('.question')")
     assert page.see(f"[({BOX % 'clock'}).checked, ({BOX % 'moon'}).checked]") == [True, False]
+    page.browser.ask("Page.reload")
+    page.until(f"{IDLE} && document.querySelector('.question')")
+    page.see("document.querySelector('#toggle-settings').click()")
+    page.until(f"({BOX % 'clock'})?.checked")
     page.check()

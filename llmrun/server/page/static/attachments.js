@@ -32,7 +32,7 @@ export class Attachments {
 
   /** Show files at once, and read them; a question waits for those that are being read, see `ready`. */
   add(files) {
-    const items = files.map((file) => ({ name: file.name, n_bytes: file.size, isRead: false }));
+    const items = files.map((file) => ({ name: file.name, n_bytes: file.size, isRead: false, preview: IMAGES.includes(file.type) ? URL.createObjectURL(file) : null }));
     this.items.push(...items);
     this.input.value = "";
     this.show();
@@ -51,20 +51,20 @@ export class Attachments {
 
   show() {
     const chip = (item) =>
-      h("li", { "aria-busy": !item.isRead && "true" }, icon("file"), `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.isRead ? "" : ", reading …"}${item.note ? `, ${item.note}` : ""} `, iconButton("close", `Remove ${clean(item.name)}`, () => this.remove(item)));
+      h("li", { "aria-busy": !item.isRead && "true" }, item.preview ? h("img", { src: item.preview, alt: "" }) : icon("file"), `${clean(item.name)}, ${number(Math.ceil(item.n_bytes / 1000))} kB${item.isRead ? "" : ", reading …"}${item.note ? `, ${item.note}` : ""} `, iconButton("close", `Remove ${clean(item.name)}`, () => this.remove(item)));
     const kinds = Object.keys(PLURALS).filter((kind) => this.items.some((item) => item.kind === kind) && this.unable(kind));
     const told = kinds.map((kind) => h("li", { class: "hint" }, `${clean(this.unable(kind))} can't read ${PLURALS[kind]}: it gets a line of text instead`));
     this.element.replaceChildren(...this.items.map(chip), ...told);
   }
 
-  remove(item) {
-    this.items = this.items.filter((each) => each !== item);
+  remove(...items) {
+    this.items = this.items.filter((each) => !items.includes(each));
+    for (const { preview } of items) if (preview) URL.revokeObjectURL(preview);
     this.show();
   }
 
   clear() {
-    this.items = [];
-    this.show();
+    this.remove(...this.items);
   }
 
   /** Return the fields of a question. */

@@ -46,6 +46,7 @@ const settings = new Settings(
     window: (tokens) => guarded(async () => (await load(tokens), await showModels())),
     folder: readFolder,
     phone: () => guarded(showPhone),
+    close: () => (toggle("settings", false), byId("toggle-settings").focus()),
   },
   exporters,
 );

@@ -1,17 +1,17 @@
 // The MCP servers of the user's mcp.json, in the settings: each chat switches on its own, and each is started once.
 
 import { get, post } from "./api.js";
-import { clean, h } from "./dom.js";
+import { clean, h, recall, remember } from "./dom.js";
 
 export class Servers {
   constructor() {
     this.chat = null; // the id of the one that is shown; null until it is saved
-    this.on = new Map(); // names of servers by chat
+    this.on = kept(); // names of servers by chat
     this.off = new Set(); // names of their tools that are switched off
     this.rows = [];
     this.told = h("p", { class: "hint" });
     this.list = h("div", {});
-    this.element = h("div", { role: "group", "aria-label": "MCP servers" }, h("h3", {}, "MCP servers"), this.list, this.told);
+    this.element = h("div", { role: "group", "aria-label": "MCP servers", hidden: true }, h("h3", {}, "MCP servers"), this.list, this.told);
   }
 
   /** Show the servers of the file as it is now. */
@@ -28,6 +28,7 @@ export class Servers {
       this.list.replaceChildren();
       this.told.textContent = clean(error.message);
     }
+    this.element.hidden = false;
   }
 
   row({ name, about }) {
@@ -55,7 +56,14 @@ export class Servers {
       }
       row.box.disabled = false;
     }
+    this.keep();
     this.show(this.chat);
+  }
+
+  /** Let a reloaded page know what is switched on. */
+  keep() {
+    const chats = [...this.on].filter(([chat, names]) => chat !== null && names.size);
+    remember("servers", JSON.stringify(chats.map(([chat, names]) => [chat, [...names]])));
   }
 
   /** Return the names of the servers that are switched on in a chat. */
@@ -84,5 +92,15 @@ export class Servers {
   saved(chat) {
     this.on.set(chat, this.of(null));
     this.on.delete(null);
+    this.keep();
+  }
+}
+
+/** Return what was switched on before the page was reloaded. */
+function kept() {
+  try {
+    return new Map(JSON.parse(recall("servers") || "[]").map(([chat, names]) => [chat, new Set(names)]));
+  } catch {
+    return new Map(); // of another version
   }
 }

@@ -1,6 +1,6 @@
 // The settings beside the chat: system prompt, documents, tools, context window, sampling with its origins, theme.
 
-import { button, clean, h, number, recall, remember } from "./dom.js";
+import { button, clean, h, iconButton, number, recall, remember } from "./dom.js";
 import { PARAMETERS } from "./parameters.js";
 import { Servers } from "./servers.js";
 
@@ -64,7 +64,7 @@ class Sampling {
 }
 
 /** The fields, and what they say. `exports` is shown below. `changed` has functions that are called with new values:
- * system(prompt), window(tokens), phone(), and folder(path, tell), which tells how far the folder is read. */
+ * system(prompt), window(tokens), phone(), close(), and folder(path, tell), which tells how far the folder is read. */
 export class Settings {
   constructor(element, changed, exports) {
     this.system = h("textarea", { id: "system", rows: "4", change: () => changed.system(this.system.value) });
@@ -101,6 +101,7 @@ export class Settings {
       this.second.element,
     );
     element.replaceChildren(
+      iconButton("close", "Close the settings", changed.close, { class: "ghost closes" }),
       this.presets,
       h("h2", {}, "System prompt"),
       h("label", { class: "hidden", for: "system" }, "System prompt"),
