@@ -598,5 +598,5 @@ def test_a_server_of_a_file_that_fails_is_named_for_the_page_too(
     tools.write_text("def now() -> str:\n    'Tells the time.'\n    return 'noon'\n")
     servers.write_text(json.dumps({"mcpServers": {"broken": {"command": str(tmp_path / "nowhere")}}}))
     with page_tools(Output(), ToolOptions((str(tools), str(servers)), (), 60.0)) as offered:
-        assert [tool.name for tool in offered.offered] == ["now"]
+        assert [tool.name for tool in offered.offered()] == ["now"]
     assert "Left out: there are no tools in broken" in " ".join(capsys.readouterr().err.split())
