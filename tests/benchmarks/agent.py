@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
     parser.add_argument("--peer-shapes", nargs="+", default=[SHAPES[0]], help="shapes for llama-server")
     parser.add_argument("--turns", action="store_true", help="print each turn")
-    parser.add_argument("--model", metavar="FILE", help="of your own, instead")
+    parser.set_defaults(model="")  # then tiny ones
     parser.add_argument("--ctx", default="8192", help="context window, for --model; default: 8192")
     options = parser.parse_args()
     llmrun, report = peers.find_llmrun(options.llmrun), peers.Report()
