@@ -82,9 +82,17 @@ def phase(name: str) -> None:
     os.kill(os.getpid(), getattr(signal, cause))
 
 
+def wait_in(name: str) -> None:
+    """Wait here for a file, if that is the mode."""
+    may_end = f"starved_in_{name}"
+    while may_end == MODE and not Path(os.environ["FAKE_ENGINE_MAY_END"]).exists():
+        time.sleep(0.05)
+
+
 def load(command: Load) -> None:
     phase("load")
     LOADED.append(command)
+    wait_in("load")
     if MODE == "refuse":
         print("llama_model_load: error loading model: no tensors", file=sys.stderr)
         print("llama_model_load_from_file_impl: failed to load model", file=sys.stderr, flush=True)
@@ -103,8 +111,7 @@ def render(request: int) -> None:
         time.sleep(FOREVER)
     while MODE == "spin_in_render":
         pass
-    while MODE == "starved_in_render" and not Path(os.environ["FAKE_ENGINE_MAY_END"]).exists():
-        time.sleep(0.05)
+    wait_in("render")
     send(Rendered(request))
     phase("rendered")
 

@@ -155,15 +155,17 @@ class PageRoutes:
         return JSONResponse({"presets": await asyncio.to_thread(self._read_presets)})
 
     async def _models(self, request: Request) -> Response:
-        """Return the models of this disk, those in memory with their context window, and those being downloaded."""
+        """Return the models of this disk, with the context window of those in memory, and what is being downloaded."""
         described = {each.name: each for each in await asyncio.to_thread(self._catalog.described)}
         loaded = {pooled.name: pooled.loaded_model.n_ctx for pooled in self._pool.models if pooled.is_loaded}
+        loading = {pooled.name for pooled in self._pool.models} - loaded.keys()
         names = dict.fromkeys((*self._pool.names, *self._pool.adapters.names, *described))
         models = [
             {
                 "name": name,
                 "n_bytes": described[name].size if name in described else None,
                 "n_ctx": loaded.get(name),
+                "is_loading": name in loading,
             }
             for name in names
         ]

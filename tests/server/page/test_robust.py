@@ -104,6 +104,21 @@ def test_a_slow_network(browser: Chromium, serve: Callable[..., LiveServer]) -> 
         browser.ask("Network.emulateNetworkConditions", **fast)
 
 
+def test_a_model_that_the_server_still_loads_is_waited_for(
+    browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load = tmp_path / "may load"
+    monkeypatch.setenv("FAKE_ENGINE_MAY_END", str(may_load))
+    page = Page(browser, serve("starved_in_load"))
+    assert page.see("document.querySelector('.empty').textContent").startswith("Ask tiny")
+    assert "being loaded" in page.see("document.querySelector('.empty').textContent")
+    page.until("document.querySelector('#loading').textContent.startsWith('loading')")
+    may_load.touch()
+    page.until("document.querySelector('.empty').textContent.includes('in memory')")
+    assert page.see("document.querySelector('#loading').textContent") == ""
+    page.check()
+
+
 def test_the_second_of_two_windows_is_told(browser: Chromium, serve: Callable[..., LiveServer], tmp_path: Path) -> None:
     server = serve()
     page = Page(browser, server)

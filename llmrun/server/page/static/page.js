@@ -130,7 +130,7 @@ function emptyElement() {
   if (state.unsaved) return h("div", { class: "empty" }, h("p", {}, `No chat can be saved or shown: ${clean(state.unsaved)}`));
   const model = state.models.find(({ name }) => name === byId("model").value);
   if (!model) return h("div", { class: "empty" }, icon("mark"), h("h2", {}, "Choose a model first"), h("p", {}, "There is no model on this disk yet. The list shows which ones this machine runs well."), button("Choose a model", openCatalogue, { class: "main" }));
-  const facts = [model.n_bytes && size(model.n_bytes), model.n_ctx ? `in memory, context of ${number(model.n_ctx)} tokens` : "loaded with the first question"];
+  const facts = [model.n_bytes && size(model.n_bytes), model.n_ctx ? `in memory, context of ${number(model.n_ctx)} tokens` : model.is_loading ? "being loaded" : "loaded with the first question"];
   const example = ([name, title, text]) => h("button", { type: "button", class: "example", click: () => ((field.value = text), field.focus()) }, icon(name), h("b", {}, title), h("span", {}, text));
   return h(
     "div",
@@ -611,6 +611,14 @@ async function showModels(name = "") {
   if (name) remember("model", chosen);
   if (name || (isLoaded(chosen) && state.model !== chosen)) await load();
   else if (chosen && isNew) settings.showModel(await post("/ui/applies", { model: chosen }));
+  if (isNew && models.some((each) => each.name === chosen && each.is_loading)) guarded(waitForModel);
+}
+
+/** Show how long the server takes to load the model that it began with, and what it uses. */
+async function waitForModel() {
+  await load();
+  await showModels();
+  if (!state.chat.entries.length) draw();
 }
 
 /** Use a model from now on. */
@@ -636,6 +644,7 @@ async function load(ctx) {
   const clock = setInterval(() => (told.textContent = `loading … ${number((performance.now() - began) / 1000)} s`), 500);
   try {
     const loaded = await post("/ui/load", { model: name, ctx });
+    if (name !== byId("model").value) return; // another one was chosen meanwhile
     settings.showModel(loaded);
     Object.assign(state, { model: name, modalities: loaded.modalities });
     attached.show();
