@@ -148,6 +148,7 @@ class Day:
     def shoot(self, name: str) -> None:
         """Write an image of the window."""
         time.sleep(0.2)  # for what fades in
+        self.browser.ask("Page.bringToFront")  # an explanation opens in a tab of its own
         data = self.browser.ask("Page.captureScreenshot", format="png")["data"]
         (self._images / f"{name}-{self.width}.png").write_bytes(base64.b64decode(data))
 
