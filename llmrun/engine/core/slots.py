@@ -77,8 +77,8 @@ class Slots:
         self.budget = CellBudget(context.n_cells, shares_cells=context.shares_cells)
         self._copy_bytes, self._cell_bytes = copy_bytes, cell_bytes
         self._piece_bytes = 0 if context.on_device else policy.piece_bytes
-        self._pieces: Iterator[object] | None = None  # copies a parked slot, a piece at each step of others, ...
-        self._in_pieces: tuple[Prefix, int, int] | None = None  # ... which it is, its last use and length
+        # What copies a parked slot, a piece at each step of others; the slot, its last use and length.
+        self._copying: tuple[Iterator[object], Prefix, int, int] | None = None
         self.checkpoints = Checkpoints(context, self.slots, policy)
         self._n_releases = 0
         self._n_split_steps = 0  # consecutive steps with gaps between the slots of running sequences
@@ -308,23 +308,23 @@ class Slots:
             all_of(self._offload_copy(slot))
             return True
         if not self.is_copying:
-            self._in_pieces = slot, slot.last_used, len(slot.tokens)
-            self._pieces = self._offload_copy(slot, self._piece_bytes)
+            pieces = self._offload_copy(slot, self._piece_bytes)
+            self._copying = pieces, slot, slot.last_used, len(slot.tokens)
             self._copy_piece()
         return not self.is_copying
 
     @property
     def is_copying(self) -> bool:
         """Whether a parked prefix is being copied in pieces."""
-        return self._pieces is not None
+        return self._copying is not None
 
     def _copy_piece(self) -> None:
         """Copy the next piece, unless the slot has changed since the last one."""
-        if self._pieces is not None and self._in_pieces is not None:
-            slot, *before = self._in_pieces
+        if self._copying is not None:
+            pieces, slot, *before = self._copying
             has_changed = slot.is_running or before != [slot.last_used, len(slot.tokens)]
-            if has_changed or next(self._pieces, True):
-                self._pieces = self._in_pieces = None
+            if has_changed or next(pieces, True):
+                self._copying = None
 
     def _offload_copy(self, slot: Prefix, piece_bytes: int = sys.maxsize) -> Generator[None, None, bool]:
         """Copy a parked slot's prefix to host memory, and discard the oldest ones there to make room.
