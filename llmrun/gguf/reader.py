@@ -113,14 +113,22 @@ def read_part(path: Path, *, arrays: Collection[str] = ()) -> Header:
 
 
 def read_modalities(projector: Path | None) -> frozenset[Modality]:
-    """Return the kinds of files that a projector encodes; all if its header can't be read: the engine will say why."""
-    if projector is None:
-        return frozenset()
+    """Return the kinds of files that a projector encodes, see read_encoders(); none without a projector."""
+    return frozenset(() if projector is None else read_encoders(projector))
+
+
+def read_encoders(projector: Path) -> dict[Modality, int]:
+    """Return the kinds of files that a projector encodes, each with the layers of its encoder, 0 if unknown.
+
+    All kinds if its header can't be read: the engine will say why.
+    """
     with suppress(LlmrunError):
         values = read_part(projector).metadata
-        keys: dict[str, Modality] = {"clip.has_vision_encoder": "image", "clip.has_audio_encoder": "audio"}
-        return frozenset(modality for key, modality in keys.items() if values.get(key) is True)
-    return MODALITIES
+        names: dict[Modality, str] = {"image": "vision", "audio": "audio"}
+        found = {kind: name for kind, name in names.items() if values.get(f"clip.has_{name}_encoder") is True}
+        layers = {kind: values.get(f"clip.{name}.block_count") for kind, name in found.items()}
+        return {kind: count if isinstance(count, int) else 0 for kind, count in layers.items()}
+    return dict.fromkeys(MODALITIES, 0)
 
 
 def parse_header(data: bytes | mmap.mmap, file_size: int, path: Path, *, arrays: Collection[str] = ()) -> Header:

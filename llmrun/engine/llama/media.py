@@ -12,8 +12,8 @@ import os
 import struct
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from llmrun import _native
 from llmrun.engine.llama.base import ALLOCATING, Aborted, CheckedFile, DecodeError, check_seconds
 from llmrun.engine.llama.library import import_llama, import_mtmd
 from llmrun.engine.llama.model import LlamaModel
-from llmrun.errors import BadModelError, LlmrunError, OutOfMemoryError, UsageError
+from llmrun.errors import BadModelError, OutOfMemoryError, UsageError
 from llmrun.protocol.loading import Load
 from llmrun.protocol.media import PLURALS, Modality, conversion
 
@@ -95,12 +95,6 @@ def as_shown(pixels: NDArray[numpy.uint8], orientation: int) -> NDArray[numpy.ui
     return pixels
 
 
-def _count(metadata: Mapping[str, Any], encoder: str) -> int:
-    """Return the number of layers of an encoder, 0 if its file does not say it."""
-    found = metadata.get(f"clip.{encoder}.block_count")
-    return found if isinstance(found, int) else 0
-
-
 class EncodedFile(NamedTuple):
     """An image or an audio file in a prompt."""
 
@@ -120,10 +114,10 @@ class Projector:
         self._model, self._path, self._load = model, Path(load.projector), load
         self.n_embd = int(model.llama.llama_model_n_embd_inp(model.pointer))
         self._max_tokens = min(load.n_batch, load.n_ubatch)  # of an image that must be decoded in one batch
-        from llmrun.gguf.reader import read_modalities  # most engines read no file by themselves
+        from llmrun.gguf.reader import read_encoders  # most engines read no file by themselves
 
-        self.modalities = read_modalities(self._path)
-        self._n_layers: dict[Modality, int] = {}  # of its encoders, once it is open; 0 if unknown
+        self._n_layers = read_encoders(self._path)
+        self.modalities = frozenset(self._n_layers)
         self._mtmd: Any = None
         self._pointer = 0
 
@@ -171,11 +165,6 @@ class Projector:
         if not pointer:
             reason = log[-1].splitlines()[0].rpartition("error: ")[2] if log else "llama.cpp refuses it"
             raise self._refusal(reason, modality)
-        from llmrun.gguf.reader import read_part
-
-        with suppress(LlmrunError):  # the progress of encoding is unknown then
-            metadata = read_part(self._path).metadata
-            self._n_layers = {"image": _count(metadata, "vision"), "audio": _count(metadata, "audio")}
         status = self._path.stat()
         self._key = f"{status.st_size} {status.st_mtime_ns} ".encode()
         self._pointer = pointer
@@ -291,7 +280,7 @@ class Projector:
 
     def share(self, modality: Modality) -> float:
         """Return the share of the running encode() that is computed, by the layers; 0 if it is unknown."""
-        n_layers = self._n_layers.get(modality, 0)
+        n_layers = self._n_layers[modality]
         return min(max(self._model.flag.layer, 0) / n_layers, 1.0) if n_layers else 0.0
 
     def free_chunk(self, chunk: int) -> None:
