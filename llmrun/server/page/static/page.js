@@ -617,16 +617,20 @@ async function showModels(name = "") {
 /** Show how long the server takes to load the model that it began with, and what it uses. */
 async function waitForModel() {
   await load();
+  await showModelsAgain();
+}
+
+/** Show the models as they are now, also in an empty chat. */
+async function showModelsAgain() {
   await showModels();
-  if (!state.chat.entries.length) draw();
+  if (state.chat?.entries.length === 0) draw();
 }
 
 /** Use a model from now on. */
 const useModel = (name) =>
   guarded(async () => {
     await showModels(name);
-    await showModels(); // others may have been unloaded
-    if (!state.chat.entries.length) draw();
+    await showModelsAgain(); // others may have been unloaded
   });
 
 async function showPresets() {
@@ -666,7 +670,7 @@ function showDownload({ detail }) {
   if (error && !byId("catalogue").open) complain({ message: error });
   if (!isDone) return;
   say(`${clean(detail)} is here`);
-  guarded(async () => (await showModels(), state.chat.entries.length || draw()));
+  guarded(showModelsAgain);
 }
 
 // ---- keys and buttons ----
