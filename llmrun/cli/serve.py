@@ -431,7 +431,6 @@ async def _run(
     phone: bool = False,
 ) -> None:
     """Serve until a signal comes. Running answers are finished then, unless Ctrl-C or `stop --now` ends them."""
-    from llmrun.server.phone import code_of
     from llmrun.server.serving import Serving
 
     view = ServeView(output, log_json=log_json)
@@ -464,12 +463,9 @@ async def _run(
         if signal.getsignal(number) is not signal.SIG_IGN:
             _on_signal(number, partial(end, TerminatedError(f"stopped by {number.name}")))
     _on_signal(END_NOW, lambda: end(TerminatedError("stopped by llmrun stop --now"), now=True))
-    host, port = listening.getsockname()[:2]
-    host = _EVERYWHERE.get(host, host)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if phone:
-        await serving.phone.open()
-        show_phone(output, serving.phone.address, code_of(serving.phone.address))
+        await _open_to_phone(output, serving)
+    address, port = _address_of(listening)
     view.begin(address, serving.names, has_keys=bool(options.policy.keys))
     log = os.environ.get(LOG_VARIABLE, "")
     with registered(settings.state_dir, address) as entry:
@@ -482,6 +478,21 @@ async def _run(
             view.end()
     if ended_by:
         raise ended_by[0]
+
+
+async def _open_to_phone(output: Output, serving: Serving) -> None:
+    """Open the page to a phone, and print the code for it. Raises UsageError as PhoneAccess.open()."""
+    from llmrun.server.phone import code_of
+
+    await serving.phone.open()
+    show_phone(output, serving.phone.address, code_of(serving.phone.address))
+
+
+def _address_of(listening: socket.socket) -> tuple[str, int]:
+    """Return the address at which this machine finds a server, and its port."""
+    host, port = listening.getsockname()[:2]
+    host = _EVERYWHERE.get(host, host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}", port
 
 
 async def _watch(

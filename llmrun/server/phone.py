@@ -24,7 +24,7 @@ _COMMAND = "the page on a phone"
 
 
 class PhoneAccess:
-    """Whether the page can be opened from the network, in one event loop.
+    """The second address of the page, which is opened and ended in one event loop.
 
     Args:
         serve: makes a listener on a socket with an access policy.
@@ -36,7 +36,6 @@ class PhoneAccess:
     def __init__(self, serve: Callable[[Policy, socket.socket], Listener]) -> None:
         self._serve = serve
         self._listener: Listener | None = None
-        self._host = ""
         self._ending: set[asyncio.Task[None]] = set()
         self.address = ""
 
@@ -47,12 +46,12 @@ class PhoneAccess:
             UsageError: no other machine could reach this one.
         """
         host, key = network_address(), secrets.token_urlsafe(_KEY_BYTES)
-        if self.address and host == self._host:
+        if self.address.startswith(f"http://{host}:"):
             return
         self.end()
         listening = bind(host, 0, _COMMAND)
         policy = Policy(frozenset({host}), keys=(key.encode(),), is_own=True)
-        self._host, self._listener = host, self._serve(policy, listening)
+        self._listener = self._serve(policy, listening)
         self.address = f"http://{host}:{listening.getsockname()[1]}/#key={key}"
         await self._listener.start()
 
