@@ -8,7 +8,6 @@ to look at. `--axe FILE` is axe.min.js of the npm package axe-core, which is run
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import os
 import re
@@ -142,21 +141,16 @@ class Day:
 
     def resize(self) -> None:
         """Give the window its height."""
-        metrics = {"width": self.width, "height": HEIGHTS.get(self.width, 800), "deviceScaleFactor": 1}
-        self.browser.ask("Emulation.setDeviceMetricsOverride", mobile=False, **metrics)
+        self.browser.resize(self.width, HEIGHTS.get(self.width, 800))
 
     def shoot(self, name: str) -> None:
         """Write an image of the window."""
         time.sleep(0.2)  # for what fades in
-        self.browser.ask("Page.bringToFront")  # an explanation opens in a tab of its own
-        data = self.browser.ask("Page.captureScreenshot", format="png")["data"]
-        (self._images / f"{name}-{self.width}.png").write_bytes(base64.b64decode(data))
+        (self._images / f"{name}-{self.width}.png").write_bytes(self.browser.picture())
 
     def see(self, script: str) -> Any:
-        """The value of a script, or of its promise."""
-        found = self.browser.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        """See Chromium.evaluate()."""
+        return self.browser.evaluate(script)
 
     def text(self, selector: str) -> str:
         """Of an element."""
@@ -199,9 +193,7 @@ class Day:
         """What is cut or outside the window, and what axe-core finds."""
         said = [f"cut: {', '.join(cut)}"] if (cut := self.see(CUT)) else []
         if self._axe:
-            self.see(f"typeof axe === 'undefined' && (() => {{ {self._axe} }})()")
-            rules = "axe.run().then(each => each.violations.map(one => `${one.id} ${one.nodes[0].target}`))"
-            found = self.see(rules)
+            found = self.browser.accessibility_faults(self._axe)
             said.append(f"axe {len(found)} {', '.join(found)}".strip())
         return "; ".join(said) or "nothing cut"
 

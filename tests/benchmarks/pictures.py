@@ -8,7 +8,6 @@ what it finds in each state is printed. `--readme MODEL` takes the picture of th
 from __future__ import annotations
 
 import argparse
-import base64
 import itertools
 import os
 import re
@@ -82,7 +81,6 @@ TITLES = (
 TEA = "A good cup of tea begins with fresh water, **just** off the boil."
 TOKEN_IS_OPEN = "document.querySelector('#token').open"
 TOOL = "def weather(city: str) -> str:\n    '''Tell the weather of a city.'''\n    return 'sunny'\n"
-LOOK = "(async () => (await axe.run()).violations.map(each => `${each.id}: ${each.nodes.map(n => n.target)}`))()"
 Step = Callable[[Page], None]
 
 
@@ -245,7 +243,7 @@ def served(mode: str) -> Iterator[LiveServer]:
 
 def take(page: Page, target: Path) -> None:
     """Save what a page shows."""
-    target.write_bytes(base64.b64decode(page.browser.ask("Page.captureScreenshot")["data"]))
+    target.write_bytes(page.browser.picture())
 
 
 def show(browser: Chromium, server: LiveServer, width: int, scheme: str) -> Page:
@@ -257,20 +255,8 @@ def show(browser: Chromium, server: LiveServer, width: int, scheme: str) -> Page
     ready = "document.body?.dataset.ready || document.querySelector('#key')?.open"
     Page(browser, server, width, until=ready).see("localStorage.clear()")
     page = Page(browser, server, width, until=ready)
-    size(browser, width, SIZES[width])
+    browser.resize(width, SIZES[width])
     return page
-
-
-def size(browser: Chromium, width: int, height: int) -> None:
-    browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-
-
-def check(page: Page, axe: str, name: str) -> None:
-    """Print what axe-core finds."""
-    page.see(axe)
-    found = page.browser.ask("Runtime.evaluate", expression=LOOK, returnByValue=True, awaitPromise=True)
-    for each in found["result"]["value"]:
-        print(f"{name}: {each}", flush=True)
 
 
 def take_for_readme(browser: Chromium, model: str, target: Path) -> None:
@@ -283,7 +269,7 @@ def take_for_readme(browser: Chromium, model: str, target: Path) -> None:
             assert server.stderr
             port = next(filter(None, (re.search(r"127\.0\.0\.1:(\d+)", line) for line in server.stderr)))[1]
             page = Page(browser, SimpleNamespace(port=int(port)))
-            size(browser, 1000, 540)
+            browser.resize(1000, 540)
             for label, value in {"Maximum tokens": "60", "Seed": "1", "Temperature": "0.7"}.items():
                 page.set(label, value)
             for step in (press("#toggle-tokens"), ask("What makes a good cup of tea?"), token, NO_FIGURES):
@@ -322,8 +308,8 @@ def main() -> None:
                     step(page)
                 target = arguments.folder / f"{name}-{width}-{scheme}.png"
                 take(page, target)
-                if axe:
-                    check(page, axe, target.stem)
+                for fault in browser.accessibility_faults(axe) if axe else ():
+                    print(f"{target.stem}: {fault}", flush=True)
     print(arguments.folder)
 
 

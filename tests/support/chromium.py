@@ -5,6 +5,7 @@ Messages are JSON with a zero byte behind them, on two pipes that Chromium finds
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -70,9 +71,27 @@ class Chromium:
         self.ask("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         self.until_event("Page.loadEventFired")
 
+    def resize(self, width: int, height: int) -> None:
+        """Give the window a size in pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    def picture(self) -> bytes:
+        """What the window shows, as PNG."""
+        self.ask("Page.bringToFront")  # the page may have opened another tab
+        return base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
+
+    def accessibility_faults(self, axe: str) -> list[str]:
+        """What axe-core, whose script is given, finds in the page."""
+        self.evaluate(f"typeof axe === 'undefined' && (() => {{ {axe} }})()")
+        found: list[str] = self.evaluate(
+            "axe.run().then(found => found.violations.map(each => `${each.id}: ${each.nodes.map(one => one.target)}`))"
+        )
+        return found
+
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of an expression in the page, or of its promise."""
+        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

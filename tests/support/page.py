@@ -22,7 +22,7 @@ class Page:
         self, browser: Chromium, server: LiveServer, width: int = 1200, path: str = "/", until: str = IDLE
     ) -> None:
         self.browser, self.server = browser, server
-        browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)
+        browser.resize(width, 800)
         browser.open("about:blank")
         browser.errors.clear()
         browser.requests.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from support.gguf_writer import SPELLING_VOCABULARY, spelling_model, write
 from llmrun import _native
 from llmrun.engine.embedding import BATCH_TOKENS, batches
 from llmrun.engine.jobs.text import run_embed, run_tokenize
-from llmrun.engine.llama.base import Entry
+from llmrun.engine.llama.base import Entry, all_of
 from llmrun.engine.llama.context import LlamaContext
 from llmrun.engine.llama.model import LlamaModel
 from llmrun.engine.llama.vocabulary import LlamaVocabulary
@@ -78,15 +78,6 @@ BERT, QWEN3 = "bert, mean", "qwen3, last token"
 _paths: dict[str, Path] = {}
 
 
-def finish(job: Generator[None, None, TextsEmbedded]) -> TextsEmbedded:
-    while True:
-        try:
-            next(job)
-        except StopIteration as end:
-            result: TextsEmbedded = end.value
-            return result
-
-
 class Embedding:
     """A loaded model and what it is asked."""
 
@@ -99,7 +90,7 @@ class Embedding:
 
     def done(self, *texts: str, **changes: Any) -> TextsEmbedded:
         command = EmbedTexts(texts, **{"pooling": self.pooling, **changes})
-        return finish(run_embed(command, self.loaded, self.share, lambda: True))
+        return all_of(run_embed(command, self.loaded, self.share, lambda: True))
 
     def rows(self, *texts: str, **changes: Any) -> Any:
         done = self.done(*texts, **changes)

@@ -114,7 +114,7 @@ def page(browser: Chromium, tmp_path: Path) -> Chromium:
     file.write_text(
         explain_page(replace(FOUND, run=run), SamplingParams(temperature=1.0, order=("temperature",)), rule)
     )
-    browser.ask("Emulation.setDeviceMetricsOverride", width=1000, height=800, deviceScaleFactor=1, mobile=False)
+    browser.resize(1000, 800)
     browser.ask("Emulation.setEmulatedMedia", media="", features=[])
     browser.open(file)
     return browser
@@ -159,7 +159,7 @@ def test_it_fits_a_phone_and_the_dark(page: Chromium) -> None:
 
 def test_the_lens_is_printed_whole(page: Chromium) -> None:
     page.ask("Emulation.setEmulatedMedia", media="print")
-    page.ask("Emulation.setDeviceMetricsOverride", width=700, height=1000, deviceScaleFactor=1, mobile=False)
+    page.resize(700, 1000)
     cut = "[...document.querySelectorAll('.lens td')].filter(each => each.scrollWidth > each.clientWidth).length"
     assert page.evaluate(cut) == 0
 

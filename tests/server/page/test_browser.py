@@ -725,7 +725,7 @@ def test_every_width_holds_all_of_it(
 ) -> None:
     browser.ask("Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}])
     page = Page(browser, serve(), width)
-    page.browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=420, deviceScaleFactor=1, mobile=False)
+    page.browser.resize(width, 420)
     assert page.see("document.querySelector('#scroller').scrollTop") == 0, "the name of the model is to be seen"
     page.ask("w" * 300 + "\n\n```\n" + "c" * 300 + "\n```\n\n|" + " column |" * 30 + "\n|" + " - |" * 30)
     assert page.see("document.documentElement.scrollWidth") <= width

@@ -280,9 +280,9 @@ def test_the_context_bar_opens_and_the_limit_of_the_machine_is_shown(browser: Ch
     page.until("document.querySelector('#window').open")
     rows = page.see("[...document.querySelectorAll('#window th')].map(each => each.textContent)")
     assert rows == ["user", "assistant", "template", "free"]
-    browser.ask("Emulation.setDeviceMetricsOverride", width=360, height=800, deviceScaleFactor=1, mobile=False)
+    browser.resize(360, 800)
     assert page.see("(wide => wide.scrollWidth <= wide.clientWidth)(document.querySelector('#window .wide'))")
-    browser.ask("Emulation.setDeviceMetricsOverride", width=1200, height=800, deviceScaleFactor=1, mobile=False)
+    browser.resize(1200, 800)
     page.key("Escape")
     page.see("document.querySelector('#toggle-settings').click()")
     page.see("document.querySelector('#origin-top_k').previousElementSibling.focus()")
