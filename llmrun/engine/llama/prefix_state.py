@@ -78,12 +78,13 @@ def state_memory(n_bytes: int) -> memoryview:
 def export_in_pieces(
     export: Callable[[int], int], memory: memoryview, buffers: Sequence[int], piece_bytes: int
 ) -> Generator[None, None, int]:
-    """Export a sequence's state, its keys and values in pieces of so many bytes; return what the export does.
+    """Export a sequence's state, its keys and values in pieces; return the number of bytes that the export reports.
 
     Args:
         export: as in prefix_state().
         memory: for the state.
         buffers: of the KV cache; without any, all is copied at once.
+        piece_bytes: copied before each yield, at most.
     """
     base, reads, n_bytes = ctypes.addressof(bytes_of(memory)), list[_Read](), 0
     with ALLOCATING, noting_reads(buffers, lambda address, target, size: reads.append(_Read(target, address, size))):

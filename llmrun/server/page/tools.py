@@ -43,19 +43,19 @@ class PageTools:
         self._known = [(tool, self._toolbox.server_of(tool.name)) for tool in tools]
 
     def offered(self, servers: Set[str] = frozenset()) -> tuple[Tool, ...]:
-        """Return the tools that sources have now; those of the last look while a call runs.
+        """Return the tools of all sources; while a call runs, as they were before it.
 
         Args:
-            servers: those that the chat has switched on; the tools of the others are left out.
+            servers: switched on in the chat; the tools of the others are left out.
         """
         if not self._running.locked() and (changed := self._toolbox.changed_tools()) is not None:
             self._note(changed)
         return tuple(tool for tool, server in self._known if server not in self._started or server in servers)
 
     def servers(self) -> list[dict[str, Any]]:
-        """Return the servers that a chat can switch on: name, program or host, and the tools if it was started.
+        """Return a name, a program or host, and the tools if it was started, of each server that a chat can switch on.
 
-        Those that an option of the server names are no longer a choice. Raises UsageError if the file is invalid.
+        A server that an option names is not among them. Raises UsageError if the file is invalid.
         """
         tools: dict[str | None, list[str]] = {}
         for tool, server in self._known:

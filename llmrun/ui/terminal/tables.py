@@ -89,7 +89,7 @@ def show_record(output: Output, columns: Sequence[Column], row: Sequence[str]) -
 
 
 def _without_empty(columns: Sequence[Column], rows: list[list[str]]) -> tuple[Sequence[Column], list[list[str]]]:
-    """Return the columns and cells to show: without those that have a heading, and no text in any row."""
+    """Return the columns and cells to show, without columns that have a heading and no text in any row."""
     shown = [index for index, column in enumerate(columns) if not column.heading or any(row[index] for row in rows)]
     return [columns[index] for index in shown], [[row[index] for index in shown] for row in rows]
 
